@@ -1,0 +1,16 @@
+"""Every C++ source, listed once.
+
+BUILD loads this file as Starlark and CMakeLists.txt executes it as Python, so it
+holds plain lists only: no load(), no functions.
+"""
+
+PLAN_HDRS = ["xla_ffi/plan/solver.h"]
+
+PLAN_SRCS = ["xla_ffi/plan/solver.cc"]
+
+MODULE_SRCS = [
+    "xla_ffi/module.cc",
+    "xla_ffi/plan/ffi.cc",
+]
+
+CC_TESTS = ["solver_test"]
