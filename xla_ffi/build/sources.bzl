@@ -4,9 +4,20 @@ BUILD loads this file as Starlark and CMakeLists.txt executes it as Python, so i
 holds plain lists only: no load(), no functions.
 """
 
-PLAN_HDRS = ["xla_ffi/plan/solver.h"]
+PLAN_HDRS = [
+    "xla_ffi/plan/cost.h",
+    "xla_ffi/plan/finish.h",
+    "xla_ffi/plan/paper.h",
+    "xla_ffi/plan/plan.h",
+    "xla_ffi/plan/solver.h",
+]
 
-PLAN_SRCS = ["xla_ffi/plan/solver.cc"]
+PLAN_SRCS = [
+    "xla_ffi/plan/cost.cc",
+    "xla_ffi/plan/finish.cc",
+    "xla_ffi/plan/paper.cc",
+    "xla_ffi/plan/solver.cc",
+]
 
 MODULE_SRCS = [
     "xla_ffi/module.cc",

@@ -1,0 +1,73 @@
+"""Loads the C++ extension, registers its XLA FFI targets once, and wraps each in a typed Python function."""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.types import Plan
+
+try:
+    from topoep_jax import _xla_ffi
+except ImportError as error:
+    raise ImportError(
+        f"the native extension topoep_jax._xla_ffi does not load ({error}): build it with `make setup` (in a checkout) or"
+        " `pip install .`"
+    ) from error
+
+TARGETS = {"topoep_plan": "cpu"}
+"""Platform of each FFI target of the extension."""
+
+PLANNER_IDS = {"none": 0, "topoep_paper": 1}
+"""`enum Planner` of xla_ffi/plan/plan.h."""
+
+OBJECTIVE_IDS = {"bottleneck": 0, "eq8": 1}
+"""`enum Objective` of xla_ffi/plan/plan.h."""
+
+for _name, _handler in _xla_ffi.registrations().items():
+    jax.ffi.register_ffi_target(_name, _handler, platform=TARGETS[_name])
+
+
+def plan(
+    omega: jax.Array,
+    *,
+    domain_of_rank: tuple[int, ...],
+    cost: CostModel,
+    num_slots: int,
+    cap_rows: int | None,
+    block_rows: int,
+    planner: str,
+    objective: str,
+) -> Plan:
+    """The C++ planner on demand `omega` (int32 [R, E]); `api.solve_plan` checks the arguments and explains them.
+
+    Raises:
+      jax.errors.JaxRuntimeError: when it runs, if shapes or attributes contradict each other.
+    """
+    num_ranks, num_experts = omega.shape
+    instances = num_experts // num_ranks + num_slots
+    shapes = Plan(
+        slot_expert=(num_ranks, num_slots),
+        quota=(num_ranks, num_ranks, instances),
+        rank_load=(num_ranks,),
+        predicted_ps=(2,),
+        status=(),
+    )
+    call = jax.ffi.ffi_call(
+        "topoep_plan", [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes], vmap_method="sequential"
+    )
+    outputs = call(
+        omega,
+        domain_of_rank=np.array(domain_of_rank, np.int32),
+        num_slots=num_slots,
+        planner=PLANNER_IDS[planner],
+        objective=OBJECTIVE_IDS[objective],
+        cap_rows=-1 if cap_rows is None else cap_rows,
+        block_rows=block_rows,
+        expert_bytes=cost.expert_bytes,
+        token_bytes=cost.token_bytes,
+        row_ps=cost.row_ps,
+        inter_fs_per_byte=cost.inter_fs_per_byte,
+        intra_fs_per_byte=cost.intra_fs_per_byte,
+    )
+    return Plan(*outputs)

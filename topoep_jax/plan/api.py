@@ -1,0 +1,187 @@
+"""`solve_plan`: checks the question, picks an implementation, and gives the answer the type that JAX expects."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from topoep_jax import _compat
+from topoep_jax.plan import reference
+from topoep_jax.plan.cost import MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
+from topoep_jax.plan.reference import PLANNERS, Problem
+from topoep_jax.plan.types import Plan
+from topoep_jax.topology import Topology
+
+_INT32_MAX = 2**31 - 1
+_INT64_MAX = 2**63 - 1
+
+
+def solve_plan(
+    omega: jax.Array | np.ndarray,
+    topology: Topology,
+    cost: CostModel,
+    *,
+    num_slots: int,
+    cap_rows: int | None = None,
+    block_rows: int = 128,
+    planner: str = "topoep_paper",
+    objective: str = "bottleneck",
+    implementation: str | None = None,
+) -> Plan:
+    """Chooses which experts to replicate, where, and how many assignments each instance executes for each source.
+
+    Every rank that calls this with the same demand gets the same plan, bit for bit, so no plan is ever sent. Works eagerly
+    and under jit, scan, vmap, shard_map, pmap and remat; the result varies over the mesh axes that `omega` varies over.
+
+    Args:
+      omega: int32 [R, E], assignments from each source rank to each expert; zeros are fine, the sum must stay below 2^31.
+      topology: the domain of each of the R ranks. Static, as is everything below.
+      cost: sizes of the model and rates of the hardware.
+      num_slots: N, replica slots per rank, 0..E - E/R.
+      cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). The planners here
+        only report in `status` whether the bound is met. None asks for none.
+      block_rows: alignment of an instance's rows.
+      planner: "none" (no replicas) or "topoep_paper" (the paper's two-stage solver).
+      objective: what `predicted_ps` means: "bottleneck" (busiest rank of each class of link) or "eq8" (the paper's Eq. 8).
+      implementation: "cpu" (C++ inside the program) or "reference" (NumPy; a host callback when traced). None takes what
+        the default backend runs without leaving the program.
+
+    Returns:
+      A `Plan` of int32 arrays. Demand that cannot be checked before the program runs and turns out negative or too large
+      gives a plan with status BAD_INPUT | EMPTY and no quota.
+
+    Raises:
+      ValueError: a shape, an option or (outside of a trace) the demand is wrong; the message names the value.
+      ExceptionGroup: no implementation can run; it holds the reason of each.
+
+    Not differentiable: demand is integer, and gradients flow through dispatch and combine alone.
+    """
+    omega = _checked_omega(omega, topology)
+    problem = Problem(
+        topology=topology,
+        cost=cost,
+        num_experts=omega.shape[1],
+        num_slots=_checked_int(
+            "num_slots", num_slots, 0, _max_slots(omega.shape), "E - E/R and 2^16 / R allow no more"
+        ),
+        cap_rows=None
+        if cap_rows is None
+        else _checked_int("cap_rows", cap_rows, 0, _INT64_MAX, "None asks for no cap"),
+        block_rows=_checked_int("block_rows", block_rows, 1, _INT32_MAX, "128 is the default"),
+        objective=_checked_key("objective", objective, OBJECTIVES),
+    )
+    _checked_key("planner", planner, PLANNERS)
+    if implementation is None:
+        implementation = _default_implementation()
+    solve = IMPLEMENTATIONS[_checked_key("implementation", implementation, IMPLEMENTATIONS)]
+    return _compat.vary_like(solve(omega, problem, planner), omega)
+
+
+def _solve_reference(omega: jax.Array, problem: Problem, planner: str) -> Plan:
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), reference.refuse(problem))
+    return jax.pure_callback(
+        lambda demand: reference.solve(np.asarray(demand), problem, planner), shapes, omega, vmap_method="sequential"
+    )
+
+
+def _solve_cpu(omega: jax.Array, problem: Problem, planner: str) -> Plan:
+    # Imported here so that the reference runs, and the library imports, without the extension.
+    from topoep_jax import _native
+
+    return _native.plan(
+        omega,
+        domain_of_rank=problem.topology.domain_of_rank,
+        cost=problem.cost,
+        num_slots=problem.num_slots,
+        cap_rows=problem.cap_rows,
+        block_rows=problem.block_rows,
+        planner=planner,
+        objective=problem.objective,
+    )
+
+
+IMPLEMENTATIONS: dict[str, Callable[[jax.Array, Problem, str], Plan]] = {
+    "cpu": _solve_cpu,
+    "reference": _solve_reference,
+}
+
+
+def _default_implementation() -> str:
+    """The implementation for the default backend, which must not leave the compiled program."""
+    backend = jax.default_backend()
+    reasons: list[Exception] = []
+    if backend == "cpu":
+        try:
+            from topoep_jax import _native  # noqa: F401
+        except ImportError as error:
+            reasons.append(error)
+        else:
+            return "cpu"
+    else:
+        reasons.append(RuntimeError(f"cpu: runs on CPU devices, but the default backend is {backend!r}"))
+    reasons.append(
+        RuntimeError("reference: stops the program for a host callback, so it runs only when asked for by name")
+    )
+    raise ExceptionGroup(
+        f"no planner implementation fits the backend {backend!r}; implementation='reference' works everywhere, slowly",
+        reasons,
+    )
+
+
+def _checked_omega(omega: Any, topology: Topology) -> jax.Array:
+    """`omega` as int32 after every check that can be made now."""
+    dtype = jnp.result_type(omega)
+    if not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"omega has dtype {dtype}, but demand counts assignments: pass integers (int32)")
+    num_ranks = topology.num_ranks
+    shape = jnp.shape(omega)
+    if len(shape) != 2 or shape[0] != num_ranks:
+        raise ValueError(
+            f"omega has shape {shape}, but the topology has {num_ranks} ranks: expected [{num_ranks}, num_experts]"
+        )
+    if shape[1] == 0 or shape[1] % num_ranks:
+        raise ValueError(
+            f"{shape[1]} experts do not divide evenly over {num_ranks} ranks: use a number of experts that is a positive"
+            f" multiple of {num_ranks}, or fewer ranks"
+        )
+    if _is_readable(omega):
+        _check_demand(np.asarray(omega))
+    elif not np.can_cast(dtype, np.int32):
+        raise ValueError(f"omega has dtype {dtype}, which may not fit int32: count demand in int32")
+    return jnp.asarray(omega, jnp.int32)
+
+
+def _is_readable(omega: Any) -> bool:
+    """Whether this process can look at the values now."""
+    return not isinstance(omega, jax.core.Tracer) and getattr(omega, "is_fully_addressable", True)
+
+
+def _check_demand(omega: np.ndarray) -> None:
+    if (omega < 0).any():
+        rank, expert = np.argwhere(omega < 0)[0]
+        raise ValueError(
+            f"omega[{rank}, {expert}]={omega[rank, expert]} is negative: demand counts assignments; a row of -1 marks a rank"
+            " whose router produced NaN"
+        )
+    total = sum(omega.ravel().tolist())
+    if total > MAX_ROWS:
+        raise ValueError(f"the total demand {total} is not below 2^31={MAX_ROWS + 1}: plan smaller microbatches")
+
+
+def _max_slots(shape: tuple[int, int]) -> int:
+    num_ranks, num_experts = shape
+    return min(num_experts - num_experts // num_ranks, MAX_REPLICAS // num_ranks)
+
+
+def _checked_int(name: str, value: Any, low: int, high: int, hint: str) -> int:
+    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+        raise ValueError(f"{name}={value!r} must be an integer in {low}..{high}: {hint}")
+    return int(value)
+
+
+def _checked_key(name: str, value: str, known: dict[str, Any]) -> str:
+    if value not in known:
+        raise ValueError(f"{name}={value!r} is unknown: choose one of {sorted(known)}")
+    return value

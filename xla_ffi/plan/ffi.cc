@@ -1,0 +1,135 @@
+// XLA's view of the planner: checks shapes and attributes, then calls Solve(). Values of demand are not checked here:
+// bad demand is an answer (kBadInput), a malformed call is an error.
+
+#include "xla/ffi/api/ffi.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <string>
+
+#include "xla_ffi/plan/solver.h"
+
+namespace topoep {
+namespace {
+
+namespace ffi = xla::ffi;
+
+using Int32s = ffi::Buffer<ffi::S32>;
+using Dimensions = ffi::Span<const int64_t>;
+
+constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
+constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
+
+std::string Text(Dimensions dimensions) {
+  std::string text = "[";
+  for (const int64_t dimension : dimensions) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
+  return text + "]";
+}
+
+ffi::Error CheckShape(const char* name, Dimensions actual, std::initializer_list<int64_t> expected) {
+  if (std::equal(actual.begin(), actual.end(), expected.begin(), expected.end())) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument("topoep_plan: " + std::string(name) + " has shape " + Text(actual) + ", expected " +
+                                     Text(Dimensions(expected.begin(), expected.size())));
+}
+
+ffi::Error CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {
+  if (value >= low && value <= high) return ffi::Error::Success();
+  return ffi::Error::InvalidArgument("topoep_plan: " + std::string(name) + "=" + std::to_string(value) +
+                                     " must be in [" + std::to_string(low) + ", " + std::to_string(high) + "]");
+}
+
+// The first failure of a list, or success.
+ffi::Error FirstOf(std::initializer_list<ffi::Error> errors) {
+  const auto* failed = std::find_if(errors.begin(), errors.end(), [](const ffi::Error& e) { return e.failure(); });
+  return failed == errors.end() ? ffi::Error::Success() : *failed;
+}
+
+ffi::Error CheckTopology(Dimensions omega, ffi::Span<const int32_t> domain_of_rank) {
+  const int64_t num_ranks = static_cast<int64_t>(domain_of_rank.size());
+  if (num_ranks == 0) return ffi::Error::InvalidArgument("topoep_plan: domain_of_rank is empty");
+  if (omega.size() != 2 || omega[0] != num_ranks || omega[1] == 0 || omega[1] % num_ranks != 0) {
+    return ffi::Error::InvalidArgument("topoep_plan: omega has shape " + Text(omega) + ", expected [" +
+                                       std::to_string(num_ranks) + ", a multiple of it]");
+  }
+  const auto [lowest, highest] = std::minmax_element(domain_of_rank.begin(), domain_of_rank.end());
+  return FirstOf({CheckRange("num_experts", omega[1], 1, kInt32Max),
+                  CheckRange("lowest domain", *lowest, 0, num_ranks - 1),
+                  CheckRange("highest domain", *highest, 0, num_ranks - 1)});
+}
+
+// The bounds of CostModel: no 64-bit sum overflows within them.
+ffi::Error CheckCost(const Cost& cost) {
+  const int64_t slowest = std::max({cost.inter_fs_per_byte, cost.intra_fs_per_byte, int64_t{1}});
+  if (slowest > kInt64Max / (2 * kMaxRows)) return CheckRange("fs_per_byte", slowest, 0, kInt64Max / (2 * kMaxRows));
+  return FirstOf({CheckRange("inter_fs_per_byte", cost.inter_fs_per_byte, 0, slowest),
+                  CheckRange("intra_fs_per_byte", cost.intra_fs_per_byte, 0, slowest),
+                  CheckRange("row_ps", cost.row_ps, 0, kInt64Max / (2 * kMaxRows)),
+                  CheckRange("token_bytes", cost.token_bytes, 1, kInt64Max / (2 * kMaxRows * slowest)),
+                  CheckRange("expert_bytes", cost.expert_bytes, 1, kInt64Max / (kMaxReplicas * slowest))});
+}
+
+ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result<Int32s> quota,
+                      ffi::Result<Int32s> rank_load, ffi::Result<Int32s> predicted_ps, ffi::Result<Int32s> status,
+                      ffi::Span<const int32_t> domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
+                      int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes, int64_t row_ps,
+                      int64_t inter_fs_per_byte, int64_t intra_fs_per_byte) {
+  const Cost cost{expert_bytes, token_bytes, row_ps, inter_fs_per_byte, intra_fs_per_byte};
+  if (ffi::Error error = CheckTopology(omega.dimensions(), domain_of_rank); error.failure()) return error;
+  const int64_t num_ranks = omega.dimensions()[0];
+  const int64_t num_experts = omega.dimensions()[1];
+  const int64_t mains = num_experts / num_ranks;
+  if (ffi::Error error = FirstOf({
+          CheckRange("num_slots", num_slots, 0, std::min(num_experts - mains, kMaxReplicas / num_ranks)),
+          CheckRange("planner", planner, 0, static_cast<int64_t>(Planner::kTopoepPaper)),
+          CheckRange("objective", objective, 0, static_cast<int64_t>(Objective::kEq8)),
+          CheckRange("cap_rows", cap_rows, kNoCap, kInt64Max),
+          CheckRange("block_rows", block_rows, 1, kInt32Max),
+          CheckCost(cost),
+          CheckShape("slot_expert", slot_expert->dimensions(), {num_ranks, num_slots}),
+          CheckShape("quota", quota->dimensions(), {num_ranks, num_ranks, mains + num_slots}),
+          CheckShape("rank_load", rank_load->dimensions(), {num_ranks}),
+          CheckShape("predicted_ps", predicted_ps->dimensions(), {2}),
+          CheckShape("status", status->dimensions(), {}),
+      });
+      error.failure()) {
+    return error;
+  }
+  const Problem problem{static_cast<int32_t>(num_ranks),
+                        static_cast<int32_t>(num_experts),
+                        static_cast<int32_t>(num_slots),
+                        1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end()),
+                        domain_of_rank.begin(),
+                        omega.typed_data(),
+                        cost,
+                        cap_rows,
+                        block_rows,
+                        static_cast<Planner>(planner),
+                        static_cast<Objective>(objective)};
+  Solve(problem, Plan{slot_expert->typed_data(), quota->typed_data(), rank_load->typed_data(),
+                      predicted_ps->typed_data(), status->typed_data()});
+  return ffi::Error::Success();
+}
+
+}  // namespace
+}  // namespace topoep
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPlan, topoep::PlanOnHost,
+                              xla::ffi::Ffi::Bind()
+                                  .Arg<topoep::Int32s>()  // omega
+                                  .Ret<topoep::Int32s>()  // slot_expert
+                                  .Ret<topoep::Int32s>()  // quota
+                                  .Ret<topoep::Int32s>()  // rank_load
+                                  .Ret<topoep::Int32s>()  // predicted_ps
+                                  .Ret<topoep::Int32s>()  // status
+                                  .Attr<xla::ffi::Span<const int32_t>>("domain_of_rank")
+                                  .Attr<int64_t>("num_slots")
+                                  .Attr<int64_t>("planner")
+                                  .Attr<int64_t>("objective")
+                                  .Attr<int64_t>("cap_rows")
+                                  .Attr<int64_t>("block_rows")
+                                  .Attr<int64_t>("expert_bytes")
+                                  .Attr<int64_t>("token_bytes")
+                                  .Attr<int64_t>("row_ps")
+                                  .Attr<int64_t>("inter_fs_per_byte")
+                                  .Attr<int64_t>("intra_fs_per_byte"));

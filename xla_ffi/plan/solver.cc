@@ -1,0 +1,49 @@
+#include "xla_ffi/plan/solver.h"
+
+#include <algorithm>
+#include <cstdint>
+
+#include "xla_ffi/plan/finish.h"
+#include "xla_ffi/plan/paper.h"
+
+namespace topoep {
+namespace {
+
+bool DemandIsValid(const Problem& problem) {
+  const int64_t size = int64_t{problem.num_ranks} * problem.num_experts;
+  int64_t total = 0;
+  for (int64_t i = 0; i < size; ++i) {
+    if (problem.omega[i] < 0) return false;
+    total += problem.omega[i];
+    if (total > kMaxRows) return false;
+  }
+  return true;
+}
+
+void Refuse(const Problem& problem, const Plan& plan) {
+  std::fill_n(plan.slot_expert, int64_t{problem.num_ranks} * problem.num_slots, -1);
+  std::fill_n(plan.quota, problem.NumQuotas(), 0);
+  std::fill_n(plan.rank_load, problem.num_ranks, 0);
+  std::fill_n(plan.predicted_ps, 2, 0);
+  *plan.status = kBadInput | kEmpty;
+}
+
+}  // namespace
+
+void Solve(const Problem& problem, const Plan& plan) {
+  if (!DemandIsValid(problem)) {
+    Refuse(problem, plan);
+    return;
+  }
+  switch (problem.planner) {
+    case Planner::kNone:
+      EmptyPlan(problem, plan);
+      break;
+    case Planner::kTopoepPaper:
+      PaperPlan(problem, plan);
+      break;
+  }
+  Finish(problem, plan);
+}
+
+}  // namespace topoep

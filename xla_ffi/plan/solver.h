@@ -1,0 +1,17 @@
+// The CPU planner: one call, one plan, bit for bit that of topoep_jax/plan/reference.py.
+//
+// Solve() is a pure function of the problem. It neither throws nor keeps state, so any number of threads may call it.
+// Demand that is negative or sums to 2^31 or more gives kBadInput | kEmpty, no replica and no quota.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_SOLVER_H_
+#define TOPOEP_XLA_FFI_PLAN_SOLVER_H_
+
+#include "xla_ffi/plan/plan.h"
+
+namespace topoep {
+
+void Solve(const Problem& problem, const Plan& plan);
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_SOLVER_H_
