@@ -1,0 +1,19 @@
+"""topoep_jax: topology-aware load balancing for expert-parallel mixture-of-experts layers in JAX.
+
+Per layer and microbatch: routing -> demand -> plan -> transfer | dispatch -> experts -> combine. Start with `MoE`, or
+with `moe_layer` inside your own shard_map or pmap, or with `solve_plan` alone to study planners.
+"""
+
+from topoep_jax import linen as linen
+from topoep_jax.config import LayerConfig as LayerConfig
+from topoep_jax.metrics import MoEMetrics as MoEMetrics
+from topoep_jax.moe import MoE as MoE
+from topoep_jax.moe import init_params as init_params
+from topoep_jax.moe import moe_layer as moe_layer
+from topoep_jax.plan import CostModel as CostModel
+from topoep_jax.plan import Hardware as Hardware
+from topoep_jax.plan import Plan as Plan
+from topoep_jax.plan import Status as Status
+from topoep_jax.plan import solve_plan as solve_plan
+from topoep_jax.routing import Forced as Forced
+from topoep_jax.topology import Topology as Topology

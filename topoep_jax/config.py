@@ -1,0 +1,135 @@
+"""Everything about an MoE layer that is known before any token is seen; static, hashable, checked once."""
+
+import dataclasses
+import fractions
+import math
+from collections.abc import Mapping
+from typing import Any, Literal
+
+from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.routing import Forced, get_router
+from topoep_jax.topology import Topology
+
+Overflow = Literal["loop", "drop"]
+
+
+@dataclasses.dataclass(frozen=True)
+class LayerConfig:
+    """The static description of one expert-parallel MoE layer.
+
+    R = `topology.num_ranks`, Em = E / R mains and N = `num_slots` replica slots per rank, J = Em + N instances.
+
+    Attributes:
+      hidden: width H of a token.
+      ffn: inner width I of one expert.
+      num_experts: E, a multiple of R.
+      top_k: K, experts per token.
+      topology: domain of each rank.
+      router: "qwen3", "glm4" or "deepseek_v2" (see `topoep_jax.routing`).
+      router_options: keyword options of the router as a sorted tuple of pairs; a dict is accepted and converted.
+      num_slots: N, replica slots per rank, 0..E - E/R.
+      planner: a name of `topoep_jax.plan.PLANNERS`.
+      cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
+      block_rows: alignment of every instance's rows, the tile height of the grouped GEMM.
+      chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
+      overflow: what happens to rows beyond the receive buffer: "loop" runs exact extra passes, "drop" drops and counts.
+      transport: "xla", lax collectives.
+      shared_ffn: inner width of the shared experts that every token visits; 0 for none.
+      hardware: link and compute rates that price a plan.
+      forced: forced random routing for load experiments, or None.
+
+    Raises:
+      ValueError: a value is out of range; the message holds the value, the reason and the way out.
+    """
+
+    hidden: int
+    ffn: int
+    num_experts: int
+    top_k: int
+    topology: Topology
+    router: str = "qwen3"
+    router_options: tuple[tuple[str, Any], ...] | Mapping[str, Any] = ()
+    num_slots: int = 2
+    planner: str = "topoep_paper"
+    cap_factor: float = 1.05
+    block_rows: int = 128
+    chunks: int = 1
+    overflow: Overflow = "loop"
+    transport: str = "xla"
+    shared_ffn: int = 0
+    hardware: Hardware = dataclasses.field(default_factory=Hardware.h800)
+    forced: Forced | None = None
+
+    def __post_init__(self) -> None:
+        if isinstance(self.router_options, Mapping):
+            object.__setattr__(self, "router_options", tuple(sorted(self.router_options.items())))
+        for name in ("hidden", "ffn", "num_experts", "top_k", "block_rows"):
+            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        ranks, experts = self.num_ranks, self.num_experts
+        _require(
+            experts % ranks == 0,
+            f"num_experts={experts} is not divisible by the {ranks} ranks of the expert-parallel axis: every rank owns"
+            " the same number of experts, so choose a divisor of num_experts as axis size",
+        )
+        _require(self.top_k <= experts, f"top_k={self.top_k} exceeds num_experts={experts}: a token needs K experts")
+        most = experts - self.num_mains
+        _require(
+            0 <= self.num_slots <= most,
+            f"num_slots={self.num_slots} must be within 0..{most}: a rank has {most} experts that are not its own",
+        )
+        _require(
+            math.isfinite(self.cap_factor) and self.cap_factor > 0,
+            f"cap_factor={self.cap_factor} must be a finite positive number: it sizes the receive buffer in units of"
+            " the mean load, 1.05 is the default",
+        )
+        _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
+        _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
+        _require(self.transport == "xla", f"transport={self.transport!r} is not known: use 'xla'")
+        _require(self.shared_ffn >= 0, f"shared_ffn={self.shared_ffn} must not be negative: 0 means no shared expert")
+        get_router(self.router)
+
+    @property
+    def num_ranks(self) -> int:
+        """R, the size of the expert-parallel axis."""
+        return self.topology.num_ranks
+
+    @property
+    def num_mains(self) -> int:
+        """Em = E / R, main experts per rank."""
+        return self.num_experts // self.num_ranks
+
+    @property
+    def num_instances(self) -> int:
+        """J, the instances a rank can execute: its mains, then its slots."""
+        return self.num_mains + self.num_slots
+
+    @property
+    def expert_size(self) -> int:
+        """Elements of one expert's packed parameter: gate and up as [H, 2 I], then down as [I, H]."""
+        return 3 * self.hidden * self.ffn
+
+    @property
+    def cost(self) -> CostModel:
+        """Prices of this layer's rows and experts."""
+        return CostModel.from_model(self.hidden, self.ffn, self.hardware)
+
+    def cap_rows(self, num_assignments: int) -> int:
+        """The bound on a rank's aligned rows for A = `num_assignments` per rank."""
+        factor = fractions.Fraction(repr(float(self.cap_factor)))
+        return _round_up(math.ceil(factor * num_assignments), self.block_rows) + self.num_instances * self.block_rows
+
+    def window_rows(self, num_assignments: int) -> tuple[int, ...]:
+        """Rows of each chunk's receive buffer; their sum is C = C1 + cap_rows (design, section 5)."""
+        cap = self.cap_rows(num_assignments)
+        if self.chunks == 1:
+            return (cap,)
+        return (_round_up(-(-num_assignments // 4), self.block_rows), cap)
+
+
+def _round_up(value: int, multiple: int) -> int:
+    return -(-value // multiple) * multiple
+
+
+def _require(condition: bool, message: str) -> None:
+    if not condition:
+        raise ValueError(message)

@@ -1,0 +1,9 @@
+"""From a plan to rows on the instances that execute them."""
+
+from topoep_jax.dispatch.api import dispatch as dispatch
+from topoep_jax.dispatch.api import send_order as send_order
+from topoep_jax.dispatch.layout import Layout as Layout
+from topoep_jax.dispatch.layout import Window as Window
+from topoep_jax.dispatch.layout import build_layout as build_layout
+from topoep_jax.dispatch.layout import instance_expert as instance_expert
+from topoep_jax.dispatch.layout import window as window

@@ -1,0 +1,181 @@
+"""Where every row goes, from the plan alone: no count exchange, no receive-side permutation.
+
+A receiving rank orders its rows by instance (mains, then slots), each instance starting at a multiple of `block_rows`;
+inside an instance rows are ordered by source rank and, per source, by the source's own order. A sending rank orders its
+assignments by expert (one stable sort) and serves the instances of an expert in ascending rank. Both sides know
+`quota`, so prefix sums give either end of every segment. Rows are *virtual*: a window [lo, lo + n) of them is what one
+chunk or one overflow pass holds in memory.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from topoep_jax.config import LayerConfig
+from topoep_jax.transport import Segments
+
+
+class Layout(NamedTuple):
+    """One rank's view of all segments of one plan; int32 throughout. Offsets are exclusive prefix sums."""
+
+    send_in: jax.Array
+    """[R, J] first row of my segment for (rank, instance) in my send order."""
+    send_out: jax.Array
+    """[R, J] the virtual row where it lands on that rank."""
+    send_rows: jax.Array
+    """[R, J] its rows."""
+    recv_in: jax.Array
+    """[R, J] first row of the segment from a source rank for my instance j, in that source's send order."""
+    recv_out: jax.Array
+    """[R, J] the virtual row where it lands here."""
+    recv_rows: jax.Array
+    """[R, J] its rows."""
+    start: jax.Array
+    """[J] first virtual row of each of my instances, a multiple of block_rows."""
+    aligned: jax.Array
+    """[J] rows of each of my instances, rounded up to block_rows."""
+    all_start: jax.Array
+    """[R, J] `start` of every rank."""
+    all_rows: jax.Array
+    """[R, J] rows of every instance, not rounded."""
+    passes: jax.Array
+    """[] receive buffers needed to hold the fullest rank's rows; equal on every rank, at least 1."""
+
+
+class Window(NamedTuple):
+    """The virtual rows [lo, lo + n) of every rank: what one receive buffer holds."""
+
+    num_rows: int
+    dispatch: Segments
+    combine: Segments
+    block_instance: jax.Array
+    """int32 [n / block_rows]: instance of each block, J where the block is idle."""
+    first_block: jax.Array
+    """int32 [J]: first block of each instance inside the window."""
+    num_blocks: jax.Array
+    """int32 [J]: blocks of each instance inside the window."""
+
+
+def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
+    """int32 [R, J]: the expert each instance holds, -1 for an empty slot. Mains are contiguous blocks of experts."""
+    num_ranks = slot_expert.shape[0]
+    mains = jnp.arange(num_experts, dtype=jnp.int32).reshape(num_ranks, -1)
+    return jnp.concatenate([mains, slot_expert], axis=1)
+
+
+def build_layout(
+    config: LayerConfig,
+    omega: jax.Array,
+    slot_expert: jax.Array,
+    quota: jax.Array,
+    num_assignments: int,
+    axis_name: str,
+) -> Layout:
+    """Lays out all rows of a plan, seen from the calling rank.
+
+    Args:
+      config: the layer; its chunks and cap give the size of the receive buffer.
+      omega: int32 [R, E] demand.
+      slot_expert: int32 [R, N] of the plan.
+      quota: int32 [R, R, J] of the plan.
+      num_assignments: A = T * K of one rank, padding included.
+      axis_name: the expert-parallel axis.
+    """
+    me = lax.axis_index(axis_name)
+    expert = instance_expert(slot_expert, config.num_experts)
+    all_rows = quota.sum(0, dtype=jnp.int32)
+    all_aligned = -(-all_rows // config.block_rows) * config.block_rows
+    windows = config.window_rows(num_assignments)
+    all_start, end = _starts(all_aligned, config.num_mains, first_slot_row=sum(windows[:-1]))
+    segment_out = all_start[None] + _exclusive_cumsum(quota, 0)
+    send_rows, recv_rows = quota[me], quota[:, me]
+    return Layout(
+        send_in=_send_order_start(omega[me], expert) + _served_by_lower_ranks(send_rows, expert, config.num_experts),
+        send_out=segment_out[me],
+        send_rows=send_rows,
+        recv_in=_exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me),
+        recv_out=segment_out[:, me],
+        recv_rows=recv_rows,
+        start=all_start[me],
+        aligned=all_aligned[me],
+        all_start=all_start,
+        all_rows=all_rows,
+        passes=jnp.maximum(1, -(-end.max() // sum(windows))).astype(jnp.int32),
+    )
+
+
+def _exclusive_cumsum(values: jax.Array, axis: int) -> jax.Array:
+    return jnp.cumsum(values, axis, dtype=jnp.int32) - values
+
+
+def _starts(aligned: jax.Array, num_mains: int, first_slot_row: int) -> tuple[jax.Array, jax.Array]:
+    """[R, J] first virtual rows and [R] ends. Slots stay out of a mains-only first chunk: they wait for the pull."""
+    mains, slots = aligned[:, :num_mains], aligned[:, num_mains:]
+    end_of_mains = mains.sum(1, dtype=jnp.int32)
+    first_slot = jnp.maximum(end_of_mains, first_slot_row)
+    start = jnp.concatenate(
+        [_exclusive_cumsum(mains, 1), first_slot[:, None] + _exclusive_cumsum(slots, 1)], axis=1
+    )
+    slot_rows = slots.sum(1, dtype=jnp.int32)
+    return start, jnp.where(slot_rows > 0, first_slot + slot_rows, end_of_mains)
+
+
+def _send_order_start(demand: jax.Array, expert: jax.Array) -> jax.Array:
+    """[R, J] first row of each instance's expert in my send order."""
+    return _exclusive_cumsum(demand, 0)[jnp.maximum(expert, 0)]
+
+
+def _served_by_lower_ranks(send_rows: jax.Array, expert: jax.Array, num_experts: int) -> jax.Array:
+    """[R, J] my rows for the same expert that lower ranks serve (an expert is at most once on a rank)."""
+    num_ranks, num_instances = expert.shape
+    rank = jnp.broadcast_to(jnp.arange(num_ranks, dtype=jnp.int32)[:, None], expert.shape)
+    row = jnp.where(expert >= 0, expert, num_experts)
+    table = jnp.zeros((num_experts + 1, num_ranks), jnp.int32).at[row, rank].add(send_rows)
+    return _exclusive_cumsum(table, 1)[row, rank]
+
+
+def _served_below(quota: jax.Array, expert: jax.Array, me: jax.Array) -> jax.Array:
+    """[R, J] per source: rows of my instance's expert that ranks below me serve. Never an [R, E, R] array."""
+    num_ranks, num_instances = expert.shape
+    below = (jnp.arange(num_ranks) < me)[None, :, None]
+    same = (expert[me][:, None, None] == expert[None]) & below & (expert[None] >= 0)  # [J, R, J]
+    flat = quota.reshape(num_ranks, num_ranks * num_instances)
+    return lax.dot_general(
+        flat,
+        same.reshape(num_instances, -1).astype(jnp.int32),
+        (((1,), (1,)), ((), ())),
+        preferred_element_type=jnp.int32,
+    )
+
+
+def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, num_instances: int) -> Window:
+    """Clips all segments to the virtual rows [lo, lo + num_rows) of the first `num_instances` instances.
+
+    `lo` and `num_rows` are multiples of `block_rows`. Windows that tile the virtual rows move every row exactly once.
+    """
+    cut = [v[:, :num_instances] for v in layout[:6]]
+    send_at, send_size, send_from = _clip(cut[1], cut[2], cut[0], lo, num_rows)
+    recv_at, recv_size, recv_from = _clip(cut[4], cut[5], cut[3], lo, num_rows)
+    flat = lambda v: v.reshape(-1)  # noqa: E731
+    to_instances = Segments(flat(send_from), flat(send_size), flat(send_at), flat(recv_size))
+    to_sources = Segments(flat(recv_at), flat(recv_size), flat(recv_from), flat(send_size))
+    num_blocks = num_rows // block_rows
+    first = jnp.clip((layout.start - lo) // block_rows, 0, num_blocks)[:num_instances]
+    last = jnp.clip((layout.start + layout.aligned - lo) // block_rows, 0, num_blocks)[:num_instances]
+    block = jnp.arange(num_blocks, dtype=jnp.int32)[:, None]
+    hit = (block >= first[None]) & (block < last[None])
+    idle = layout.start.shape[0]
+    block_instance = jnp.where(hit.any(1), jnp.argmax(hit, 1).astype(jnp.int32), idle)
+    return Window(num_rows, to_instances, to_sources, block_instance, first, last - first)
+
+
+def _clip(
+    out: jax.Array, rows: jax.Array, first: jax.Array, lo: jax.Array | int, num_rows: int
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """(offset in the window, size, offset in the send order) of segments; all 0 where nothing is left."""
+    at = jnp.clip(out - lo, 0, num_rows)
+    size = jnp.clip(out + rows - lo, 0, num_rows) - at
+    kept = size > 0
+    return jnp.where(kept, at, 0), size, jnp.where(kept, first + (at + lo - out), 0)

@@ -1,0 +1,105 @@
+"""What a layer reports about its plan: computed from demand and plan alone, equal on every rank of the axis."""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from topoep_jax.plan.types import Plan, Status
+from topoep_jax.topology import Topology
+
+
+class MoEMetrics(NamedTuple):
+    """One layer, one microbatch. f32 and int32 scalars, but `expert_load`."""
+
+    imbalance_before: jax.Array
+    """max / mean rank load with every assignment on its main rank; 1 where there is no load."""
+    imbalance: jax.Array
+    """max / mean rank load of the plan."""
+    inter_domain_before: jax.Array
+    """Share of assignments whose main rank lies in another domain than their source."""
+    inter_domain: jax.Array
+    """Share of assignments executed in another domain than their source's."""
+    replica: jax.Array
+    """Share of assignments executed by replica slots."""
+    slots_used: jax.Array
+    """Filled slots of all ranks."""
+    overflow_rows: jax.Array
+    """Assignments of all ranks beyond the first receive buffer."""
+    dropped_rows: jax.Array
+    """Those among them that were dropped; 0 unless overflow="drop"."""
+    passes: jax.Array
+    """Receive buffers that were run, 1 where the plan fits."""
+    status: jax.Array
+    """Bits of `topoep_jax.plan.Status`."""
+    expert_load: jax.Array
+    """int32 [E]: assignments to each expert from all ranks."""
+
+
+def measure(
+    omega: jax.Array,
+    plan: Plan,
+    topology: Topology,
+    *,
+    passes: jax.Array,
+    overflow_rows: jax.Array,
+    dropped_rows: jax.Array,
+) -> MoEMetrics:
+    """Metrics of a plan for demand omega, int32 [R, E]; the last three as in `MoEMetrics`."""
+    num_ranks, num_experts = omega.shape
+    # A planner that refuses its input gives no quota, so that the shares below are of nothing.
+    demand = jnp.maximum(omega, 0)
+    to_main = demand.reshape(num_ranks, num_ranks, num_experts // num_ranks).sum(2, dtype=jnp.int32)
+    rows = plan.quota.sum(2, dtype=jnp.int32)
+    crosses = jnp.asarray(topology.crosses_domains())
+    total = demand.sum(dtype=jnp.int32)
+    num_mains = num_experts // num_ranks
+    return MoEMetrics(
+        imbalance_before=_imbalance(to_main.sum(0, dtype=jnp.int32)),
+        imbalance=_imbalance(plan.rank_load),
+        inter_domain_before=_share(jnp.where(crosses, to_main, 0), total),
+        inter_domain=_share(jnp.where(crosses, rows, 0), total),
+        replica=_share(plan.quota[:, :, num_mains:], total),
+        slots_used=(plan.slot_expert >= 0).sum(dtype=jnp.int32),
+        overflow_rows=overflow_rows,
+        dropped_rows=dropped_rows,
+        passes=passes,
+        status=plan.status,
+        expert_load=demand.sum(0, dtype=jnp.int32),
+    )
+
+
+def merge_over(metrics: MoEMetrics, axes: tuple[str, ...]) -> MoEMetrics:
+    """One set of metrics for data-parallel groups that plan on their own: worst imbalance, mean shares, summed counts."""
+    if not axes:
+        return metrics
+    worst = {"imbalance_before", "imbalance", "passes"}
+    mean = {"inter_domain_before", "inter_domain", "replica"}
+    summed = {"slots_used", "overflow_rows", "dropped_rows", "expert_load"}
+    merged = {name: lax.pmax(getattr(metrics, name), axes) for name in worst}
+    merged |= {name: lax.pmean(getattr(metrics, name), axes) for name in mean}
+    merged |= {name: lax.psum(getattr(metrics, name), axes) for name in summed}
+    return MoEMetrics(**merged, status=_merge_status(metrics.status, axes))
+
+
+def _merge_status(status: jax.Array, axes: tuple[str, ...]) -> jax.Array:
+    """CAP_MET and EMPTY hold where they hold in every group, the others where they hold in any."""
+    everywhere = Status.CAP_MET | Status.EMPTY
+    merged = jnp.zeros_like(status)
+    for bit in Status:
+        is_set = (status & bit.value) // bit.value
+        agreed = lax.pmin(is_set, axes) if bit in everywhere else lax.pmax(is_set, axes)
+        merged = merged + agreed * bit.value
+    return merged
+
+
+def _imbalance(rank_load: jax.Array) -> jax.Array:
+    load = rank_load.astype(jnp.float32)
+    mean = load.mean()
+    return jnp.where(mean > 0, load.max() / jnp.where(mean > 0, mean, 1.0), 1.0)
+
+
+def _share(rows: jax.Array, total: jax.Array) -> jax.Array:
+    part = rows.sum(dtype=jnp.int32).astype(jnp.float32)
+    return part / jnp.maximum(total, 1).astype(jnp.float32)

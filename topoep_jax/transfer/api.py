@@ -1,0 +1,100 @@
+"""Parameters from main ranks to replica slots, and replica gradients home: the plan names both ends, nothing is asked.
+
+Only occupied slots move. The optimizer and checkpoints never see a replica.
+"""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from topoep_jax._compat import vary_like
+from topoep_jax.transport import Segments, exchange
+
+STAGING_BYTES = 64 * 2**20
+"""Bound on the buffer in which an owner receives replica gradients before it adds them."""
+
+
+def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
+    """Copies the packed parameters of replicated experts from their main ranks into this rank's slots.
+
+    Args:
+      mains: [Em, D] this rank's experts.
+      slot_expert: int32 [R, N] of the plan, -1 where empty.
+      axis_name: the expert-parallel axis.
+
+    Returns:
+      [N, D]; zeros in empty slots.
+    """
+    me, num_mains = lax.axis_index(axis_name), mains.shape[0]
+    num_ranks, num_slots = slot_expert.shape
+    owner = _owner(slot_expert, num_mains)
+    mine = owner == me
+    wanted = owner[me][None] == jnp.arange(num_ranks, dtype=jnp.int32)[:, None]  # [R, N]: my slots, by owner
+    segments = Segments(
+        input_offsets=jnp.where(mine, slot_expert % num_mains, 0).reshape(-1),
+        send_sizes=mine.astype(jnp.int32).reshape(-1),
+        output_offsets=jnp.where(mine, jnp.arange(num_slots, dtype=jnp.int32), 0).reshape(-1),
+        recv_sizes=wanted.astype(jnp.int32).reshape(-1),
+    )
+    empty = vary_like(jnp.zeros((num_slots,) + mains.shape[1:], mains.dtype), mains)
+    return exchange(mains, empty, segments, axis_name)
+
+
+def push(slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
+    """Sends replica gradients to their main ranks and adds them there, in ascending (rank, slot), in f32.
+
+    The fixed order makes the sum repeatable bit by bit. The gradient is cut into slices so that an owner never stages
+    more than `STAGING_BYTES` (or one column of it).
+
+    Args:
+      slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not sent.
+      main_grads: f32 [Em, D] gradients of this rank's mains.
+      slot_expert: int32 [R, N] of the plan.
+      axis_name: the expert-parallel axis.
+
+    Returns:
+      f32 [Em, D]: `main_grads` with the gradients of all replicas added.
+    """
+    me, num_mains = lax.axis_index(axis_name), main_grads.shape[0]
+    num_ranks, num_slots = slot_expert.shape
+    size = slot_grads.shape[1]
+    owner = _owner(slot_expert, num_mains)
+    sent = owner[me][None] == jnp.arange(num_ranks, dtype=jnp.int32)[:, None]  # [R, N]
+    slot = jnp.arange(num_slots, dtype=jnp.int32)[None]
+    segments = Segments(
+        input_offsets=jnp.where(sent, slot, 0).reshape(-1),
+        send_sizes=sent.astype(jnp.int32).reshape(-1),
+        output_offsets=jnp.where(sent, me * num_slots + slot, 0).reshape(-1),
+        recv_sizes=(owner == me).astype(jnp.int32).reshape(-1),
+    )
+    target = jnp.where(owner == me, slot_expert % num_mains, -1).reshape(-1)  # [R * N]: which main each staged row feeds
+    num_pieces = _num_pieces(num_ranks * num_slots, size)
+    piece = size // num_pieces
+
+    def add_piece(p: jax.Array, grads: jax.Array) -> jax.Array:
+        part = lax.dynamic_slice_in_dim(slot_grads, p * piece, piece, 1)
+        empty = vary_like(jnp.zeros((num_ranks * num_slots, piece), part.dtype), part)
+        staged = exchange(part, empty, segments, axis_name)
+        here = lax.dynamic_slice_in_dim(grads, p * piece, piece, 1)
+        return lax.dynamic_update_slice_in_dim(grads, _add_in_order(here, staged, target), p * piece, 1)
+
+    return lax.fori_loop(0, num_pieces, add_piece, main_grads)
+
+
+def _owner(slot_expert: jax.Array, num_mains: int) -> jax.Array:
+    """Main rank of the expert in each slot, -1 where the slot is empty."""
+    return jnp.where(slot_expert >= 0, slot_expert // num_mains, -1)
+
+
+def _add_in_order(grads: jax.Array, staged: jax.Array, target: jax.Array) -> jax.Array:
+    def add(i: jax.Array, grads: jax.Array) -> jax.Array:
+        row = jnp.maximum(target[i], 0)
+        added = grads[row] + jnp.where(target[i] >= 0, staged[i], 0)
+        return lax.dynamic_update_index_in_dim(grads, added, row, 0)
+
+    return lax.fori_loop(0, staged.shape[0], add, grads)
+
+
+def _num_pieces(num_rows: int, size: int) -> int:
+    """The fewest equal slices of `size` f32 columns that keep `num_rows` staged rows within STAGING_BYTES."""
+    return next(p for p in range(1, size + 1) if size % p == 0 and (num_rows * (size // p) * 4 <= STAGING_BYTES or p == size))
