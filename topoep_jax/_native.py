@@ -11,8 +11,8 @@ try:
     from topoep_jax import _xla_ffi
 except ImportError as error:
     raise ImportError(
-        f"the native extension topoep_jax._xla_ffi does not load ({error}): build it with `make setup` (in a checkout) or"
-        " `pip install .`"
+        f"the native extension topoep_jax._xla_ffi does not load ({error}): in a checkout build it with `make setup`,"
+        " else install the package again"
     ) from error
 
 TARGETS = {"topoep_plan": "cpu"}
@@ -46,13 +46,8 @@ def plan(
     """
     num_ranks, num_experts = omega.shape
     instances = num_experts // num_ranks + num_slots
-    shapes = Plan(
-        slot_expert=(num_ranks, num_slots),
-        quota=(num_ranks, num_ranks, instances),
-        rank_load=(num_ranks,),
-        predicted_ps=(2,),
-        status=(),
-    )
+    # In the order of Plan's fields.
+    shapes = [(num_ranks, num_slots), (num_ranks, num_ranks, instances), (num_ranks,), (2,), ()]
     call = jax.ffi.ffi_call(
         "topoep_plan", [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes], vmap_method="sequential"
     )

@@ -32,24 +32,24 @@ def solve_plan(
 ) -> Plan:
     """Chooses which experts to replicate, where, and how many assignments each instance executes for each source.
 
-    Every rank that calls this with the same demand gets the same plan, bit for bit, so no plan is ever sent. Works eagerly
-    and under jit, scan, vmap, shard_map, pmap and remat; the result varies over the mesh axes that `omega` varies over.
+    Every rank that calls this with the same demand gets the same plan, bit for bit, so no plan is ever sent. Works
+    eagerly and under jit, scan, vmap, shard_map, pmap and remat; the result varies over the mesh axes of `omega`.
 
     Args:
-      omega: int32 [R, E], assignments from each source rank to each expert; zeros are fine, the sum must stay below 2^31.
+      omega: int32 [R, E], assignments from each source rank to each expert; the sum must stay below 2^31.
       topology: the domain of each of the R ranks. Static, as is everything below.
       cost: sizes of the model and rates of the hardware.
       num_slots: N, replica slots per rank, 0..E - E/R.
-      cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). The planners here
-        only report in `status` whether the bound is met. None asks for none.
+      cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). Today's planners
+        do not aim at it: `status` says whether it is met. None asks for none.
       block_rows: alignment of an instance's rows.
       planner: "none" (no replicas) or "topoep_paper" (the paper's two-stage solver).
-      objective: what `predicted_ps` means: "bottleneck" (busiest rank of each class of link) or "eq8" (the paper's Eq. 8).
-      implementation: "cpu" (C++ inside the program) or "reference" (NumPy; a host callback when traced). None takes what
-        the default backend runs without leaving the program.
+      objective: what `predicted_ps` means, "bottleneck" (busiest rank of each class of link) or "eq8" (the paper's).
+      implementation: "cpu" (C++ inside the program) or "reference" (NumPy in a host callback). None takes what the
+        default backend runs without leaving the program.
 
     Returns:
-      A `Plan` of int32 arrays. Demand that cannot be checked before the program runs and turns out negative or too large
+      A `Plan` of int32 arrays. Demand that is only seen when the program runs and then is negative or too large
       gives a plan with status BAD_INPUT | EMPTY and no quota.
 
     Raises:
@@ -64,7 +64,11 @@ def solve_plan(
         cost=cost,
         num_experts=omega.shape[1],
         num_slots=_checked_int(
-            "num_slots", num_slots, 0, _max_slots(omega.shape), "E - E/R and 2^16 / R allow no more"
+            "num_slots",
+            num_slots,
+            0,
+            _max_slots(topology.num_ranks, omega.shape[1]),
+            "E - E/R and 2^16 / R allow no more",
         ),
         cap_rows=None
         if cap_rows is None
@@ -143,8 +147,8 @@ def _checked_omega(omega: Any, topology: Topology) -> jax.Array:
         )
     if shape[1] == 0 or shape[1] % num_ranks:
         raise ValueError(
-            f"{shape[1]} experts do not divide evenly over {num_ranks} ranks: use a number of experts that is a positive"
-            f" multiple of {num_ranks}, or fewer ranks"
+            f"{shape[1]} experts do not divide evenly over {num_ranks} ranks: use a positive multiple of {num_ranks}"
+            " experts, or fewer ranks"
         )
     if _is_readable(omega):
         _check_demand(np.asarray(omega))
@@ -162,16 +166,15 @@ def _check_demand(omega: np.ndarray) -> None:
     if (omega < 0).any():
         rank, expert = np.argwhere(omega < 0)[0]
         raise ValueError(
-            f"omega[{rank}, {expert}]={omega[rank, expert]} is negative: demand counts assignments; a row of -1 marks a rank"
-            " whose router produced NaN"
+            f"omega[{rank}, {expert}]={omega[rank, expert]} is negative, but demand counts assignments (a row of -1"
+            " marks a rank whose router produced NaN)"
         )
     total = sum(omega.ravel().tolist())
     if total > MAX_ROWS:
         raise ValueError(f"the total demand {total} is not below 2^31={MAX_ROWS + 1}: plan smaller microbatches")
 
 
-def _max_slots(shape: tuple[int, int]) -> int:
-    num_ranks, num_experts = shape
+def _max_slots(num_ranks: int, num_experts: int) -> int:
     return min(num_experts - num_experts // num_ranks, MAX_REPLICAS // num_ranks)
 
 

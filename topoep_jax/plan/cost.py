@@ -1,8 +1,8 @@
 """Predicted time of one MoE layer on one microbatch, from a plan: integers in, picoseconds out.
 
 Rates are femtoseconds per byte, times are picoseconds, everything is a 64-bit integer, and each term is rounded once:
-`ps = floor(total_bytes * fs_per_byte / 1000)`. Planners, laws, reports and native code all use this arithmetic, so that a
-plan has one cost, bit for bit, everywhere.
+`ps = floor(total_bytes * fs_per_byte / 1000)`. Planners, laws, reports and native code all use this arithmetic, so that
+a plan has one cost, bit for bit, everywhere.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ class Hardware:
     """Sustained rates of one GPU and its links, as integers.
 
     Attributes:
-      inter_fs_per_byte: femtoseconds per byte over the network between domains, per direction and GPU (50 GB/s = 20000).
+      inter_fs_per_byte: femtoseconds per byte between domains, per direction and GPU (50 GB/s = 20000).
       intra_fs_per_byte: the same inside a domain (200 GB/s = 5000).
       gflops: sustained grouped-GEMM rate in GFLOP/s (400 TFLOP/s = 400000).
 
@@ -63,8 +63,8 @@ class CostModel:
       intra_fs_per_byte: the same inside a domain.
 
     Raises:
-      ValueError: a value is not an integer, is out of range, or is so large that a 64-bit sum could overflow with 2^31-1
-        rows or 2^16 replicas.
+      ValueError: a value is not an integer, is out of range, or is so large that a 64-bit sum could overflow with
+        2^31-1 rows or 2^16 replicas.
     """
 
     expert_bytes: int
@@ -87,8 +87,8 @@ class CostModel:
         for name, limit in limits.items():
             if getattr(self, name) > limit:
                 raise ValueError(
-                    f"{name}={getattr(self, name)} is above {limit}, where 64-bit picoseconds could overflow (links of up to"
-                    f" {slowest} fs per byte): check the units"
+                    f"{name}={getattr(self, name)} is above {limit}, where 64-bit picoseconds could overflow (the"
+                    f" slowest link takes {slowest} fs per byte): check the units"
                 )
 
     @classmethod

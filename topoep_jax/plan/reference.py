@@ -42,7 +42,7 @@ class Problem:
         return self.num_experts // self.topology.num_ranks
 
     def main_rank(self) -> np.ndarray:
-        """int [E]: the rank that owns each expert."""
+        """The rank that owns each expert, int [E]."""
         return np.arange(self.num_experts) // self.mains_per_rank
 
 
@@ -77,9 +77,9 @@ def none(omega: np.ndarray, problem: Problem) -> Draft:
 def topoep_paper(omega: np.ndarray, problem: Problem) -> Draft:
     """The paper's two-stage solver (its section 4.3), with every tie written down.
 
-    Stage 1 gives each domain replicas of the remote experts it demands most, as long as a pull is cheaper than the tokens
-    it saves. Demand is then split evenly over the instances in the source's domain, or over all instances. Stage 2 lets
-    the busiest rank of each domain shed rows to its neighbours, half of the gap at a time.
+    Stage 1 gives each domain replicas of the remote experts it demands most, as long as a pull is cheaper than the
+    tokens it saves. Demand is then split evenly over the instances in the source's domain, or over all instances.
+    Stage 2 lets the busiest rank of each domain shed rows to its neighbours, half of the gap at a time.
     """
     used = np.zeros(problem.topology.num_ranks, np.int64)
     holds = none(omega, problem).holds
@@ -97,7 +97,7 @@ PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper}
 
 
 def solve(omega: np.ndarray, problem: Problem, planner: str) -> Plan:
-    """Plans `omega` (int32 [R, E]); bad demand gives `BAD_INPUT` and nothing planned, since a compiled program cannot raise."""
+    """Plans `omega` (int32 [R, E]); bad demand gives `BAD_INPUT`, since a compiled program cannot raise."""
     omega = np.asarray(omega).astype(np.int64)
     if (omega < 0).any() or omega.sum() > MAX_ROWS:
         return refuse(problem)
