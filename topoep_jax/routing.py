@@ -102,7 +102,7 @@ def glm4(
         weight = _softmax(jax.nn.log_sigmoid(chosen), served, floor=math.log(_GLM4_EPSILON))
     else:
         weight = jnp.where(served, jax.nn.sigmoid(chosen), 0.0)
-    return Routing(expert_idx, weight * scale)
+    return Routing(expert_idx, weight * jnp.float32(scale))
 
 
 def deepseek_v2(
@@ -150,7 +150,7 @@ def deepseek_v2(
         weight = _softmax(_take(logits, expert_idx), _served(expert_idx, logits))
     else:
         weight = _probability(logits, expert_idx)
-    return Routing(expert_idx, weight * scale)
+    return Routing(expert_idx, weight * jnp.float32(scale))
 
 
 ROUTERS: dict[str, Callable[..., Routing]] = {"qwen3": qwen3, "glm4": glm4, "deepseek_v2": deepseek_v2}
@@ -356,7 +356,9 @@ def _token_mask(mask: jax.Array, num_tokens: int) -> jax.Array:
 
 def _select(score: jax.Array, count: int) -> jax.Array:
     """int32 [T, count]: columns of the highest scores, best first, the lowest column first among equals."""
-    return lax.top_k(lax.stop_gradient(score), count)[1].astype(jnp.int32)
+    # top_k puts +0 before -0; as scores they are equal.
+    score = jnp.where(score == 0, 0.0, lax.stop_gradient(score))
+    return lax.top_k(score, count)[1].astype(jnp.int32)
 
 
 def _served(expert_idx: jax.Array, logits: jax.Array) -> jax.Array:
