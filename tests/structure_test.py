@@ -1,0 +1,143 @@
+"""What keeps the walls standing: one-way imports, complete build lists, one place for the environment, small files."""
+
+import ast
+import re
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parent.parent
+LIBRARY = ROOT / "topoep_jax"
+PYTHON_FOLDERS = ("topoep_jax", "models", "train", "tests", "examples", "tools", ".ci")
+TEXT_SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh", ".bzl", ".toml", ".txt", ".md", ".sh", ".cmake", ".bazel", ""}
+MAX_LINES = 400
+
+# A part of the library may import the rows above its own, never its own row or one below. Parts in one string are one
+# room, and free to import each other.
+ORDER = [
+    ["_compat", "topology", "transport"],
+    ["routing"],
+    ["demand"],
+    ["plan _native"],
+    ["config", "metrics"],
+    ["transfer", "dispatch"],
+    ["experts"],
+    ["combine"],
+    ["pipeline"],
+    ["moe"],
+    ["linen"],
+    ["__init__"],
+]
+ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
+READERS_OF_ENVIRONMENT = {"topoep_jax/_native.py", "train/config.py", "tests/conftest.py", ".ci/smoke.py"}
+
+
+def python_files(*folders: str) -> list[Path]:
+    return sorted(path for folder in folders for path in (ROOT / folder).rglob("*.py"))
+
+
+def name_of(path: Path) -> str:
+    return path.relative_to(ROOT).as_posix()
+
+
+def imported_modules(path: Path) -> Iterator[str]:
+    """Dotted names of what `path` imports; `from a import b` yields a.b, for b may be a module."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.Import):
+            yield from (alias.name for alias in node.names)
+        elif isinstance(node, ast.ImportFrom):
+            assert node.level == 0, f"{name_of(path)}:{node.lineno}: relative import"
+            yield from (f"{node.module}.{alias.name}" for alias in node.names)
+
+
+def part_of(path: Path) -> str:
+    return path.relative_to(LIBRARY).parts[0].removesuffix(".py")
+
+
+def is_part(name: str) -> bool:
+    return (LIBRARY / name).is_dir() or (LIBRARY / f"{name}.py").is_file()
+
+
+def test_every_part_of_the_library_has_its_place() -> None:
+    parts = {part_of(path) for path in python_files("topoep_jax")}
+    assert parts <= set(ROW_AND_ROOM), f"add to ORDER: {parts - set(ROW_AND_ROOM)}"
+
+
+@pytest.mark.parametrize("path", python_files("topoep_jax"), ids=name_of)
+def test_imports_go_one_way(path: Path) -> None:
+    row, room = ROW_AND_ROOM[part_of(path)]
+    for module in imported_modules(path):
+        package, _, rest = module.partition(".")
+        assert package not in ("models", "train", "tests", "examples"), f"the library imports {module}"
+        if package != "topoep_jax" or rest == "_xla_ffi":
+            continue
+        target = rest.split(".")[0]
+        # A name that is no module comes out of the package itself, which imports everything.
+        target_row, target_room = ROW_AND_ROOM[target if is_part(target) else "__init__"]
+        assert target_row < row or target_room == room, f"{name_of(path)} imports {module}, which comes later"
+
+
+def test_models_do_not_import_the_trainer() -> None:
+    for path in python_files("models"):
+        assert not [module for module in imported_modules(path) if module.split(".")[0] == "train"], name_of(path)
+
+
+def source_lists() -> dict[str, list[str]]:
+    lists = runpy.run_path(str(ROOT / "xla_ffi" / "build" / "sources.bzl"))
+    return {name: value for name, value in lists.items() if name.isupper()}
+
+
+def test_every_native_source_is_listed_once() -> None:
+    lists = source_lists()
+    listed = [path for name, paths in lists.items() if name != "CC_TESTS" for path in paths]
+    suffixes = {".cc", ".cu", ".h", ".cuh"}
+    present = [name_of(path) for path in (ROOT / "xla_ffi").rglob("*") if path.suffix in suffixes]
+    assert sorted(listed) == sorted(present)
+    tests = [path.stem for path in (ROOT / "tests" / "cc").glob("*.cc")]
+    assert sorted(lists["CC_TESTS"]) == sorted(tests)
+
+
+def test_the_extension_registers_what_python_expects() -> None:
+    from topoep_jax import _native, _xla_ffi
+
+    assert set(_xla_ffi.registrations()) == set(_native.TARGETS)
+
+
+def test_the_environment_is_read_in_few_places() -> None:
+    pattern = re.compile(r"\b(environ|getenv|putenv)\b")
+    native = [path for path in (ROOT / "xla_ffi").rglob("*") if path.suffix in {".cc", ".cu", ".h", ".cuh"}]
+    readers = {
+        name_of(path)
+        for path in [*python_files(*PYTHON_FOLDERS), *native]
+        if path.name != "structure_test.py" and pattern.search(path.read_text())
+    }
+    assert readers <= READERS_OF_ENVIRONMENT
+
+
+def project_texts() -> Iterator[Path]:
+    """Files of the project that people write: nothing built, installed or downloaded."""
+    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    for folder in (*PYTHON_FOLDERS, "xla_ffi", "docs"):
+        for path in sorted((ROOT / folder).rglob("*")):
+            if path.is_file() and path.suffix in TEXT_SUFFIXES:
+                yield path
+
+
+def test_files_are_short_enough_to_read() -> None:
+    lengths = {
+        name_of(path): len(path.read_text().splitlines())
+        for path in project_texts()
+        if path.suffix in {".py", ".cc", ".cu", ".h", ".cuh", ".bzl"}
+    }
+    assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def test_no_file_names_a_machine() -> None:
+    """Registry hosts and absolute home paths hold on one machine only."""
+    registries = ["pypi" + ".org", "pythonhosted" + ".org", "npmjs" + ".org", "deb" + ".debian.org", "index" + "-url"]
+    pattern = re.compile("|".join([*map(re.escape, registries), r"(?<![\w.$}])/(root|home|Users|work)/\w"]))
+    for path in project_texts():
+        match = pattern.search(path.read_text(errors="replace"))
+        assert match is None, f"{name_of(path)}: {match}"
