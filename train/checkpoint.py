@@ -1,0 +1,79 @@
+"""Checkpoints of logical global arrays under logical names, so that a run goes on with any number of ranks."""
+
+import pathlib
+from types import TracebackType
+from typing import Any
+
+import jax
+import orbax.checkpoint as ocp
+
+from train.step import Program, TrainState
+
+
+class CheckpointError(ValueError):
+    """A checkpoint that is missing or does not fit the model; the message names the parameter and both shapes."""
+
+
+class Checkpoints:
+    """The checkpoints of one run: `folder`/<step>. The last two are kept. Use as a context manager."""
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        # Saved in the foreground: the state is donated to the next step, and a run must be able to stop at any moment.
+        options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
+        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._folder = folder
+
+    def __enter__(self) -> "Checkpoints":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self._manager.close()
+
+    def save(self, state: TrainState) -> None:
+        """Writes the state under its own step, unless that is there already."""
+        step = int(state.step)
+        if step not in self._manager.all_steps():
+            self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
+
+    def restore(self, program: Program) -> TrainState:
+        """The latest state, placed as `program` wants it, whatever the number of ranks that saved it.
+
+        Raises:
+          CheckpointError: none was saved, or it belongs to a model of other shapes.
+        """
+        step = self._manager.latest_step()
+        if step is None:
+            raise CheckpointError(f"{self._folder} holds no checkpoint: start without --resume in another --run_dir")
+        wanted = jax.tree.map(
+            lambda leaf, place: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place),
+            program.abstract,
+            program.shardings,
+        )
+        named = _named(wanted)
+        self._check(step, named)
+        restored = self._manager.restore(step, args=ocp.args.StandardRestore(named))
+        return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
+
+    def _check(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
+        saved = self._manager.item_metadata(step).tree
+        faults = [f"{name} is missing" for name in wanted if name not in saved]
+        faults += [f"{name} is not part of this model" for name in saved if name not in wanted]
+        faults += [
+            f"{name} has shape {tuple(saved[name].shape)}, this model wants {leaf.shape}"
+            for name, leaf in wanted.items()
+            if name in saved and tuple(saved[name].shape) != leaf.shape
+        ]
+        if faults:
+            more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
+            raise CheckpointError(
+                f"checkpoint {self._folder / str(step)} is of another shape: {'; '.join(faults[:3])}{more}."
+                " Resume with the --model and --shape of that run, or start anew in another --run_dir"
+            )
+
+
+def _named(state: Any) -> dict[str, Any]:
+    """The leaves under their paths, as in "params/layers/moe/w", in the order of `jax.tree.leaves`."""
+    leaves = jax.tree_util.tree_leaves_with_path(state)
+    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

@@ -1,0 +1,155 @@
+"""Settings of a run: one frozen dataclass, its flags, and the only code of the trainer that reads them."""
+
+import dataclasses
+import json
+import os
+import pathlib
+from typing import Any
+
+from absl import flags
+
+from models.qwen3_moe import Qwen3MoEConfig
+
+MODELS = {"tiny": Qwen3MoEConfig.tiny, "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b}
+_DEVICE_FLAG = "--xla_force_host_platform_device_count"
+
+
+def _setting(default: Any, meaning: str) -> Any:
+    return dataclasses.field(default=default, metadata={"help": meaning})
+
+
+@dataclasses.dataclass(frozen=True)
+class TrainConfig:
+    """Everything that decides a run. Each field is a flag of the same name; the run's `config.json` keeps it."""
+
+    data: tuple[str, ...] = _setting((), "globs of .txt and .jsonl files (field 'text'); default: Python's own library")
+    steps: int = _setting(150, "optimizer steps of the whole run")
+    run_dir: str = _setting("", "folder of the run; default: the next free runs/NNNN (the last one with --resume)")
+    resume: bool = _setting(
+        False, "go on from the last checkpoint in --run_dir with its settings; flags given override"
+    )
+    save_every: int = _setting(50, "steps between checkpoints; the last step is always saved")
+    seed: int = _setting(0, "seed of parameters and of the order of the data")
+
+    model: str = _setting("tiny", f"one of {', '.join(MODELS)}")
+    shape: str = _setting("", "changes to the model's shapes, as in num_layers=2,ffn=96")
+    dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32; parameters are always float32")
+    remat: bool = _setting(False, "recompute each layer in the backward pass")
+
+    batch_size: int = _setting(16, "sequences per step over all ranks, a multiple of --ep")
+    seq_len: int = _setting(256, "tokens per sequence")
+    lr: float = _setting(3e-3, "peak learning rate")
+    warmup: int = _setting(20, "steps of linear warm-up; a cosine to a tenth of the peak follows")
+    weight_decay: float = _setting(0.1, "decoupled weight decay; norms are exempt")
+    clip: float = _setting(1.0, "largest global norm of the gradient")
+
+    ep: int = _setting(8, "expert-parallel ranks; devices are emulated on CPU when there are too few")
+    domains: int = _setting(
+        0, "equal scale-up domains to see the ranks as; 0: two halves on CPU, the mesh's own elsewhere"
+    )
+    planner: str = _setting("topoep_paper", "topoep_paper, or none for no replicas")
+    num_slots: int = _setting(2, "replica slots per rank")
+    block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
+    skew: float | None = _setting(
+        None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
+    )
+
+    coordinator: str = _setting("", "host:port of process 0, for runs of several processes")
+    num_processes: int = _setting(1, "processes of the run")
+    process_id: int = _setting(0, "which of them this is")
+
+    def __post_init__(self) -> None:
+        for name in ("steps", "save_every", "batch_size", "seq_len", "ep", "num_processes", "block_rows"):
+            if getattr(self, name) < 1:
+                raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
+        for name, allowed in (("model", tuple(MODELS)), ("dtype", ("bfloat16", "float32"))):
+            if getattr(self, name) not in allowed:
+                raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {', '.join(allowed)}")
+        for name, divisor in (("batch_size", "ep"), ("ep", "num_processes"), ("ep", "domains")):
+            if getattr(self, name) % (getattr(self, divisor) or 1):
+                raise ValueError(
+                    f"--{name}={getattr(self, name)} is not a multiple of --{divisor}={getattr(self, divisor)}:"
+                    " every rank must get an equal share"
+                )
+        if self.num_processes > 1 and not (self.coordinator and self.run_dir):
+            raise ValueError(
+                f"--num_processes={self.num_processes} needs --coordinator=host:port and a --run_dir for all"
+            )
+
+    def shapes(self) -> Qwen3MoEConfig:
+        """The model's shapes: `model` with the changes of `shape`.
+
+        Raises:
+          ValueError: a change that is not name=integer, or a name the model does not have.
+        """
+        base = MODELS[self.model]()
+        known = {field.name: field.type for field in dataclasses.fields(base)}
+        changes = {}
+        for change in filter(None, self.shape.split(",")):
+            name, _, value = change.partition("=")
+            if known.get(name) is not int or not value.isdecimal():
+                names = ", ".join(n for n, kind in known.items() if kind is int)
+                raise ValueError(f"--shape has {change!r}: write name=integer with a name out of {names}")
+            changes[name] = int(value)
+        return dataclasses.replace(base, **changes)
+
+    def save(self, path: pathlib.Path) -> None:
+        """Writes the settings that a later `--resume` takes over."""
+        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+
+
+def define_flags() -> None:
+    """Makes one absl flag of every field of `TrainConfig`."""
+    makers: dict[Any, Any] = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_boolean}
+    for field in dataclasses.fields(TrainConfig):
+        if field.name == "data":
+            flags.DEFINE_multi_string(field.name, [], field.metadata["help"])
+        else:
+            make = makers.get(field.type, flags.DEFINE_float)
+            make(field.name, field.default, field.metadata["help"])
+
+
+def from_flags(parsed: flags.FlagValues) -> TrainConfig:
+    """The settings of this command line; with `--resume`, those of the run it goes on with, changed by the flags given.
+
+    Raises:
+      ValueError: a setting out of range, a folder that already holds a run, or nothing to resume.
+    """
+    given: dict[str, Any] = {
+        f.name: parsed[f.name].value for f in dataclasses.fields(TrainConfig) if parsed[f.name].present
+    }
+    if "data" in given:
+        given["data"] = tuple(given["data"])
+    run_dir = given.get("run_dir") or _default_run_dir(resume=bool(given.get("resume")))
+    path = pathlib.Path(run_dir, "config.json")
+    if given.get("resume"):
+        if not path.is_file():
+            raise ValueError(f"--resume: {path} does not exist; name the folder of an earlier run with --run_dir")
+        kept = json.loads(path.read_text())
+        given = {**kept, "data": tuple(kept["data"]), **given}
+    elif path.exists():
+        raise ValueError(
+            f"--run_dir={run_dir} already holds a run: add --resume to go on with it, or take another folder"
+        )
+    return TrainConfig(**{**given, "run_dir": str(run_dir)})
+
+
+def _default_run_dir(*, resume: bool) -> str:
+    numbers = [int(p.name) for p in pathlib.Path("runs").glob("[0-9]*") if p.name.isdecimal()]
+    last = max(numbers, default=0)
+    return f"runs/{last if resume else last + 1:04d}"
+
+
+def emulate_devices(config: TrainConfig) -> None:
+    """Asks XLA for enough CPU devices, unless XLA_FLAGS already asks for some. Call before JAX touches a device."""
+    asked = os.environ.get("XLA_FLAGS", "")
+    if _DEVICE_FLAG not in asked:
+        os.environ["XLA_FLAGS"] = f"{asked} {_DEVICE_FLAG}={config.ep // config.num_processes}".strip()
+
+
+def how_to_emulate(config: TrainConfig) -> str:
+    """The sentence for those who have too few devices."""
+    return (
+        f"lower --ep, or emulate on CPU: JAX_PLATFORMS=cpu XLA_FLAGS={_DEVICE_FLAG}={config.ep // config.num_processes}"
+        " python -m train.pretrain ..."
+    )

@@ -1,0 +1,230 @@
+"""Trains a small Qwen3-MoE on real text: `python -m train.pretrain`, with `--help` for its settings.
+
+Parse, build, loop. Without arguments it reads Python's own library and trains on 8 emulated devices, seen as two
+domains of four ranks.
+"""
+
+import os
+import pathlib
+import signal
+import sys
+import time
+from collections.abc import Callable
+from types import FrameType
+from typing import Any
+
+import grain
+import jax
+import numpy as np
+from absl import app, flags, logging
+from jax.experimental import multihost_utils
+from tqdm import tqdm
+
+from topoep_jax import Status
+from train import report
+from train.checkpoint import Checkpoints
+from train.config import TrainConfig, define_flags, emulate_devices, from_flags
+from train.data import VOCAB, batches, load_tokens
+from train.step import Program, StepMetrics, TrainState, build, is_sound, make_topology
+
+OnStep = Callable[[dict[str, Any]], None]
+
+
+class RunStopped(RuntimeError):
+    """The run cannot go on; the message says why, and where its last good state is."""
+
+
+def main(argv: list[str]) -> None:
+    if len(argv) > 1:
+        sys.exit(f"error: {argv[1]!r} is no flag: write --name=value, see --help")
+    if not flags.FLAGS["verbosity"].present:
+        logging.set_verbosity(logging.WARNING)  # The checkpoint library tells each of its steps.
+    try:
+        config = from_flags(flags.FLAGS)
+        emulate_devices(config)
+        train(config)
+    except (ValueError, RunStopped) as error:
+        sys.exit(f"error: {error}")
+
+
+def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, Any]:
+    """Runs until `config.steps` steps are done or the user interrupts, and reports.
+
+    Args:
+      config: settings; `run_dir` must be set.
+      on_step: called with each line of `metrics.jsonl`.
+
+    Returns:
+      The summary, as in `summary.json`.
+
+    Raises:
+      ValueError: settings, data or a checkpoint that do not fit. RunStopped: a step went wrong.
+    """
+    if config.num_processes > 1:
+        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
+    if config.shapes().vocab < VOCAB:
+        raise ValueError(f"--shape gives vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
+    run_dir = pathlib.Path(config.run_dir)
+    program = build(config)
+    tokens = load_tokens(config.data)
+    stream = batches(tokens, batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
+    with Checkpoints(run_dir / "checkpoints") as checkpoints:
+        state = checkpoints.restore(program) if config.resume else program.init()
+        done = int(state.step)
+        if done >= config.steps:
+            raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
+        if _is_lead():
+            config.save(run_dir / "config.json")
+        log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else pathlib.Path(os.devnull), keep=done)
+        _say(_headline(config, program, len(tokens)))
+        _loop(config, program, state, stream, checkpoints, log, on_step)
+    return _finish(config, program, log.records)
+
+
+def _loop(
+    config: TrainConfig,
+    program: Program,
+    state: TrainState,
+    stream: grain.MapDataset,
+    checkpoints: Checkpoints,
+    log: report.Log,
+    on_step: OnStep | None,
+) -> None:
+    done = int(state.step)
+    batch_tokens = config.batch_size * config.seq_len
+    began = time.perf_counter()
+    # Compiled ahead, so that the first step's tokens per second mean something.
+    step = program.step.lower(state, program.place(stream[done])).compile()
+    _say(f"compiled in {time.perf_counter() - began:.0f} s")
+    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress:
+        while done < config.steps and not interrupt.asked():
+            batch = program.place(stream[done])
+            began = time.perf_counter()
+            state, metrics = step(state, batch)
+            metrics = jax.device_get(metrics)
+            if not is_sound(metrics):
+                checkpoints.save(state)
+                raise RunStopped(_diagnosis(done + 1, metrics, config))
+            done += 1
+            record = report.make_record(done, metrics, tokens=batch_tokens, seconds=time.perf_counter() - began)
+            log.append(record)
+            progress.show(record)
+            if done % config.save_every == 0:
+                checkpoints.save(state)
+            if on_step:
+                on_step(record)
+    checkpoints.save(state)
+    log.close()
+    if done < config.steps:
+        _say(f"Stopped after step {done}, which is saved. Go on with: {_resume_command(config)}")
+
+
+def _finish(config: TrainConfig, program: Program, records: list[dict[str, Any]]) -> dict[str, Any]:
+    if not _is_lead() or not records:
+        return {}
+    summary = report.summarize(records, planner=config.planner, topology=make_topology(config, program.mesh))
+    run_dir = pathlib.Path(config.run_dir)
+    paths = report.write_report(run_dir, records, summary)
+    _say("\n" + report.comparison(summary))
+    names = ", ".join(["metrics.jsonl", *(path.name for path in paths), "checkpoints/"])
+    _say(f"\nIn {run_dir}: {names}")
+    return summary
+
+
+def _headline(config: TrainConfig, program: Program, num_tokens: int) -> str:
+    params = sum(int(np.prod(leaf.shape)) for leaf in jax.tree.leaves(program.abstract.params))
+    topology = make_topology(config, program.mesh)
+    sizes = "+".join(str(len(topology.ranks_of_domain(d))) for d in range(topology.num_domains))
+    source = ", ".join(config.data) or "the Python standard library"
+    platform = program.mesh.devices.flat[0].platform
+    return (
+        f"{params / 1e6:.1f} M parameters, {config.dtype}; {config.ep} ranks on {platform} in domains of {sizes};"
+        f" {num_tokens / 1e6:.1f} M tokens of {source}; run {config.run_dir}"
+    )
+
+
+def _diagnosis(step: int, metrics: StepMetrics, config: TrainConfig) -> str:
+    bad = np.flatnonzero(metrics.moe.status & Status.BAD_INPUT.value)
+    if bad.size:
+        what = f"the planner refused the demand of layer {bad[0]} (BAD_INPUT: NaN logits, or 2^31 assignments and more)"
+    else:
+        what = f"loss {float(metrics.loss)} or gradient norm {float(metrics.grad_norm)} is not finite"
+    return (
+        f"step {step}: {what}. The state before this step is saved; try a lower rate:"
+        f" {_resume_command(config)} --lr={config.lr / 3:.1g}"
+    )
+
+
+def _resume_command(config: TrainConfig) -> str:
+    return f"python -m train.pretrain --resume --run_dir={config.run_dir}"
+
+
+def _is_lead() -> bool:
+    return jax.process_index() == 0
+
+
+def _say(message: str) -> None:
+    if _is_lead():
+        print(message, flush=True)
+
+
+class _Interrupt:
+    """Turns the first Ctrl-C (or SIGTERM) into a question the loop asks between steps; the second one kills."""
+
+    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
+
+    def __enter__(self) -> "_Interrupt":
+        self._asked = False
+        self._before = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self._restore()
+
+    def _note(self, number: int, frame: FrameType | None) -> None:
+        self._asked = True
+        self._restore()
+
+    def _restore(self) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def asked(self) -> bool:
+        """Whether any process was interrupted: all must leave the loop at the same step."""
+        if jax.process_count() == 1:
+            return self._asked
+        return bool(multihost_utils.process_allgather(np.array(self._asked)).any())
+
+
+class _Progress:
+    """A bar on a terminal; about 15 plain lines elsewhere."""
+
+    def __init__(self, steps: int, done: int) -> None:
+        self._steps = steps
+        self._bar: tqdm | None = None
+        if _is_lead() and sys.stderr.isatty():
+            self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True, smoothing=0.1)
+
+    def __enter__(self) -> "_Progress":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self._bar is not None:
+            self._bar.close()
+
+    def show(self, record: dict[str, Any]) -> None:
+        text = (
+            f"loss {record['loss']:.3f} | {record['tokens_per_s']:,.0f} tok/s"
+            f" | imbalance {record['imbalance_before']:.2f} -> {record['imbalance']:.2f}"
+            f" | inter-domain {record['inter_domain_before']:.0%} -> {record['inter_domain']:.0%}"
+        )
+        if self._bar is not None:
+            self._bar.set_postfix_str(text, refresh=False)
+            self._bar.update()
+        elif record["step"] in (1, self._steps) or record["step"] % max(1, self._steps // 15) == 0:
+            _say(f"step {record['step']:>{len(str(self._steps))}}/{self._steps} | {text}")
+
+
+if __name__ == "__main__":
+    define_flags()
+    app.run(main)

@@ -1,0 +1,177 @@
+"""The compiled part of training: mesh, model, optimizer, and one step from state to state."""
+
+import dataclasses
+from collections.abc import Callable
+from typing import Any, NamedTuple
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import optax
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+from models.qwen3_moe import Qwen3MoE, state_shardings
+from topoep_jax import Forced, MoEMetrics, Status, Topology
+from train.config import TrainConfig, how_to_emulate
+
+AXIS = "ep"
+
+
+class TrainState(NamedTuple):
+    """What a checkpoint holds. All arrays are logical and global; replicas never enter."""
+
+    step: jax.Array
+    """int32 []: steps done."""
+    params: Any
+    """Nested dict of f32 masters."""
+    opt_state: optax.OptState
+
+
+class StepMetrics(NamedTuple):
+    """What one step measured."""
+
+    loss: jax.Array
+    """f32 []: mean cross-entropy in nats per token, before the update."""
+    grad_norm: jax.Array
+    """f32 []: global norm of the gradient before clipping."""
+    moe: MoEMetrics
+    """Each field [num_layers, ...]."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """The functions of a run, built by `build`."""
+
+    mesh: Mesh
+    shardings: Any
+    """A NamedSharding for each array of the state, as a `TrainState`."""
+    abstract: TrainState
+    """Shapes and dtypes of the state."""
+    init: Callable[[], TrainState]
+    """The state before the first step."""
+    step: jax.stages.Wrapped
+    """One optimizer step, jitted: (state, tokens) -> (state, `StepMetrics`); the state passed in is donated.
+    A step with a non-finite loss or gradient, or with demand that the planner refuses, returns it unchanged: `is_sound`."""
+
+    def place(self, batch: np.ndarray) -> jax.Array:
+        """Shards int32 [batch_size, seq_len + 1], equal on every process, over the ranks."""
+        sharding = NamedSharding(self.mesh, PartitionSpec(AXIS))
+        return jax.make_array_from_callback(batch.shape, sharding, lambda index: batch[index])
+
+
+def make_mesh(config: TrainConfig) -> Mesh:
+    """A mesh of `config.ep` devices along axis "ep".
+
+    Raises:
+      RuntimeError: too few devices.
+    """
+    devices = jax.devices()
+    if len(devices) < config.ep:
+        raise RuntimeError(
+            f"--ep={config.ep} needs {config.ep} devices, but JAX sees {len(devices)} ({devices[0].platform}):"
+            f" {how_to_emulate(config)}"
+        )
+    if len(devices) > config.ep and config.num_processes > 1:
+        raise RuntimeError(
+            f"--ep={config.ep} leaves devices unused: {config.num_processes} processes have {len(devices)} together;"
+            f" pass --ep={len(devices)}"
+        )
+    return Mesh(np.asarray(devices[: config.ep]), (AXIS,))
+
+
+def make_topology(config: TrainConfig, mesh: Mesh) -> Topology:
+    """The domains the planner sees: those asked for, else two halves of an emulated mesh, else the mesh's own."""
+    emulated = config.num_processes == 1 and mesh.devices.flat[0].platform == "cpu"
+    domains = config.domains or (2 if emulated and config.ep % 2 == 0 else 0)
+    return Topology.uniform(domains, config.ep // domains) if domains else Topology.from_mesh(mesh, AXIS)
+
+
+def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
+    """AdamW with warm-up, cosine decay and clipping by global norm; norm scales do not decay."""
+    warmup = min(config.warmup, config.steps // 2)
+    schedule = optax.warmup_cosine_decay_schedule(
+        config.lr / (warmup + 1), config.lr, warmup, max(config.steps, warmup + 1), end_value=config.lr / 10
+    )
+
+    def decays(params: Any) -> Any:
+        return jax.tree_util.tree_map_with_path(lambda path, _: path[-1].key != "scale", params)
+
+    return optax.chain(
+        optax.clip_by_global_norm(config.clip),
+        optax.adamw(schedule, b2=0.95, weight_decay=config.weight_decay, mask=decays),
+    )
+
+
+def build(config: TrainConfig) -> Program:
+    """Makes the functions of a run; nothing is compiled or allocated yet.
+
+    Raises:
+      RuntimeError: too few devices. ValueError: shapes that fit neither each other nor the mesh.
+    """
+    mesh = make_mesh(config)
+    optimizer = make_optimizer(config)
+    moe_options = {
+        "planner": config.planner,
+        "num_slots": config.num_slots,
+        "block_rows": config.block_rows,
+        "topology": make_topology(config, mesh),
+        "forced": None if config.skew is None else Forced(config.skew, config.seed),
+    }
+
+    def make_model() -> Qwen3MoE:
+        return Qwen3MoE(
+            config.shapes(),
+            mesh=mesh,
+            axis=AXIS,
+            moe_options=moe_options,
+            remat=config.remat,
+            dtype=jnp.dtype(config.dtype),
+            rngs=nnx.Rngs(config.seed),
+        )
+
+    def init() -> TrainState:
+        params = nnx.to_pure_dict(nnx.state(make_model()))
+        return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
+
+    graph = nnx.split(nnx.eval_shape(make_model))[0]
+    abstract = jax.eval_shape(init)
+    shardings = _shardings(abstract, mesh, optimizer)
+
+    def loss_fn(params: Any, tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, MoEMetrics]:
+        logits, moe = nnx.merge(graph, params)(tokens[:, :-1], step=step)
+        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean(), moe
+
+    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, StepMetrics]:
+        (loss, moe), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, tokens, state.step)
+        metrics = StepMetrics(loss, optax.global_norm(grads), moe)
+        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+        updated = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+        sound = is_sound(metrics)
+        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, state), metrics
+
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    return Program(
+        mesh=mesh,
+        shardings=shardings,
+        abstract=abstract,
+        init=jax.jit(init, out_shardings=shardings),
+        step=jax.jit(step, out_shardings=(shardings, everywhere), donate_argnums=0),
+    )
+
+
+def is_sound(metrics: StepMetrics) -> jax.Array:
+    """Whether loss and gradient are finite and every layer's demand was planned, bool []."""
+    planned = jnp.all((metrics.moe.status & Status.BAD_INPUT.value) == 0)
+    return jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.grad_norm) & planned
+
+
+def _shardings(abstract: TrainState, mesh: Mesh, optimizer: optax.GradientTransformation) -> Any:
+    """Moments live where their parameters live, counters everywhere."""
+    everywhere = NamedSharding(mesh, PartitionSpec())
+    params = state_shardings(abstract.params, mesh, axis=AXIS)
+    moments = optax.tree.map_params(
+        optimizer, lambda _, place: place, abstract.opt_state, params, transform_non_params=lambda _: everywhere
+    )
+    places: Any = (everywhere, params, moments)
+    return TrainState(*places)
