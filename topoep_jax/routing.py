@@ -1,10 +1,9 @@
 """Which experts each token goes to, and with what weight: the routers of three model families as plain f32 functions.
 
 Selection and weight are separate on purpose: a recorded selection can be replayed, padding can be masked, and logits
-can be forced into a known imbalance, all without touching a router. Nothing here knows about plans or parameters.
+can be forced into a known imbalance (`forced_routing`), all without touching a router.
 """
 
-import dataclasses
 import math
 import numbers
 from collections.abc import Callable
@@ -15,11 +14,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
-from topoep_jax._compat import vary_like
+from topoep_jax.forced_routing import Forced as Forced
+from topoep_jax.forced_routing import forced_logits as forced_logits
 
 _GLM4_EPSILON = 1e-20
-_PRNG = "threefry2x32"  # named, so that forced routing does not depend on the process-wide default generator
-_NOISE, _BIAS = 0, 1  # independent random streams of one seed
 
 
 class Routing(NamedTuple):
@@ -226,88 +224,6 @@ def as_expert_idx(expert_idx: jax.Array | np.ndarray, num_experts: int) -> jax.A
     if expert_idx.dtype.itemsize > 4:
         raise TypeError(f"expert_idx has dtype {expert_idx.dtype}, which int32 cannot hold: record int32 indices")
     return jnp.maximum(expert_idx.astype(jnp.int32), -1)
-
-
-@dataclasses.dataclass(frozen=True)
-class Forced:
-    """Forced routing: a known, model-independent imbalance for tests and measurements (as Megatron-LM defines it).
-
-    Attributes:
-      skew: |skew| is the standard deviation of one bias per expert, shared by all ranks. Negative: drawn once per layer
-        and fixed for the whole run. 0: no bias, statistically uniform routing. Positive: drawn anew at every step.
-      seed: in 0..2^31-1; equal seeds give equal logits.
-
-    Raises:
-      ValueError: a skew that is not finite, a seed out of range.
-      TypeError: a skew or seed that is not a number.
-    """
-
-    skew: float
-    seed: int = 0
-
-    def __post_init__(self) -> None:
-        if not isinstance(self.skew, numbers.Real) or not isinstance(self.seed, numbers.Integral):
-            raise TypeError(f"skew={self.skew!r} must be a real number and seed={self.seed!r} an integer")
-        if not math.isfinite(self.skew):
-            raise ValueError(f"skew={self.skew} is not finite: |skew| is a standard deviation, as in Forced(skew=-2.0)")
-        if not 0 <= self.seed < 2**31:
-            raise ValueError(f"seed={self.seed} must lie in 0..2^31-1, so that it means the same with and without x64")
-
-
-def forced_logits(
-    forced: Forced, logits: jax.Array, *, layer: jax.Array | int, step: jax.Array | int, rank: jax.Array | int
-) -> jax.Array:
-    """Replaces the logits by N(0, 1) draws plus the shared bias of `forced`; gradients pass straight to `logits`.
-
-    The draws depend on (seed, layer, step, rank), the bias on (seed, layer) or, for a positive skew, on (seed, layer,
-    step): there is no state to save. Works under jit, scan, vmap, shard_map and pmap.
-
-    Args:
-      forced: skew and seed.
-      logits: float [T, E]; only shape, dtype and gradient matter.
-      layer: int [], non-negative, may be traced, as `step` and `rank`.
-      step: int [], must change with every call that shall draw anew (also between accumulated microbatches).
-      rank: int [], position on the expert-parallel axis.
-
-    Returns:
-      As `logits` in shape and dtype.
-    """
-    if logits.ndim != 2 or not jnp.issubdtype(logits.dtype, jnp.floating):
-        raise ValueError(f"logits of shape {logits.shape} and dtype {logits.dtype} must be float [tokens, experts]")
-    seed = jax.random.key(int(forced.seed), impl=_PRNG)
-    drawn = jax.random.normal(_fold(seed, _NOISE, layer, step, rank), logits.shape, jnp.float32)
-    if forced.skew != 0:
-        # Any step but one would do for a bias that is fixed; 0 keeps both signs on one rule.
-        bias_key = _fold(seed, _BIAS, layer, step if forced.skew > 0 else 0)
-        bias = jax.random.normal(bias_key, (1, logits.shape[1]), jnp.float32)
-        drawn = drawn + bias * abs(float(forced.skew))
-    drawn = vary_like(drawn.astype(logits.dtype), logits)
-    # The draws vary over ranks even where the logits do not; a gradient must have the type of what it is for.
-    return _straight_through(vary_like(logits, drawn), drawn)
-
-
-@jax.custom_vjp
-def _straight_through(logits: jax.Array, forced: jax.Array) -> jax.Array:
-    """Forward `forced`, bit for bit; backward the identity on `logits`."""
-    del logits
-    return forced
-
-
-def _straight_through_fwd(logits: jax.Array, forced: jax.Array) -> tuple[jax.Array, None]:
-    return _straight_through(logits, forced), None
-
-
-def _straight_through_bwd(_: None, gradient: jax.Array) -> tuple[jax.Array, jax.Array]:
-    return gradient, jnp.zeros_like(gradient)
-
-
-_straight_through.defvjp(_straight_through_fwd, _straight_through_bwd)
-
-
-def _fold(key: jax.Array, *numbers_: jax.Array | int) -> jax.Array:
-    for number in numbers_:
-        key = jax.random.fold_in(key, number)
-    return key
 
 
 def _checked(logits: jax.Array, top_k: int) -> jax.Array:
