@@ -1,7 +1,7 @@
 """Forced routing: logits with a known imbalance that no model has to be trained into, for tests and measurements.
 
-The semantics are those of Megatron-LM (`--moe-router-force-load-balancing`, `--moe-router-force-biased`), made stateless:
-every draw is a function of (seed, layer, step, rank).
+The semantics are those of Megatron-LM (`--moe-router-force-load-balancing`, `--moe-router-force-biased`), made
+stateless: every draw is a function of (seed, layer, step, rank).
 """
 
 import dataclasses
