@@ -18,7 +18,7 @@ MAX_LINES = 400
 # room, and free to import each other.
 ORDER = [
     ["_compat", "topology", "transport"],
-    ["routing"],
+    ["routing forced_routing"],
     ["demand"],
     ["plan _native"],
     ["config", "metrics"],
