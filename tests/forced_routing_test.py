@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from topoep_jax import routing
 from topoep_jax.demand import count_demand
-from topoep_jax.forced_routing import Forced, forced_logits
+from topoep_jax.routing import Forced, forced_logits
 
 
 @pytest.mark.parametrize(
