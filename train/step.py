@@ -52,7 +52,7 @@ class Program:
     """The state before the first step."""
     step: jax.stages.Wrapped
     """One optimizer step, jitted: (state, tokens) -> (state, `StepMetrics`); the state passed in is donated.
-    A step with a non-finite loss or gradient, or with demand that the planner refuses, returns it unchanged: `is_sound`."""
+    A step with a non-finite loss or gradient, or with demand the planner refuses, returns it unchanged: `is_sound`."""
 
     def place(self, batch: np.ndarray) -> jax.Array:
         """Shards int32 [batch_size, seq_len + 1], equal on every process, over the ranks."""
