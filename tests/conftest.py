@@ -16,7 +16,7 @@ import jax
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
 
-# Compiling is most of a run's time, so a virtual environment keeps its programs for the next run; `make clean` drops them.
+# Compiling is most of the time: a virtual environment keeps its programs for the next run, `make clean` drops them.
 if sys.prefix != sys.base_prefix:
     jax.config.update("jax_compilation_cache_dir", str(Path(sys.prefix) / "jax_cache"))
     jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
