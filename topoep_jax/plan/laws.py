@@ -127,9 +127,9 @@ def determinism(plan: Plan, again: Plan) -> None:
                 f"determinism: {name} is {first.dtype}{list(first.shape)}, and {second.dtype}{list(second.shape)} in"
                 " another answer to the same question"
             )
-        wrong = np.argwhere(first != second)
-        if wrong.size:
-            at = tuple(wrong[0].tolist())
+        differs = first != second
+        if differs.any():
+            at = tuple(np.argwhere(differs)[0].tolist())
             raise LawError(
                 f"determinism: {name}{list(at)} is {first[at]}, and {second[at]} in another answer to the same question"
             )

@@ -1,0 +1,126 @@
+"""Every planner's C++ equals its NumPy reference bit for bit, and both obey the laws, on random demand.
+
+The 10,000 matrices are grouped by problem, since sizes and rates are compiled in. A fixed sample with one matrix of each
+problem runs by default; `-m full` runs all and writes results/full/plan_backends.json.
+"""
+
+import functools
+import json
+import time
+from collections import Counter
+from pathlib import Path
+
+import jax
+import numpy as np
+import pytest
+
+from tests.cases import Case
+from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
+from topoep_jax.plan import CostModel, Status, laws, reference, solve_plan
+from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.reference import PLANNERS, Problem
+from topoep_jax.topology import Topology
+
+KINDS = (*GOOD_KINDS, *GOOD_KINDS, *BAD_KINDS)
+FAMILIES = {"R<=8": (98, 100), "R=32": (6, 30), "R=128": (1, 20)}
+"""(problems, matrices of each): 10,000 in all."""
+RESULTS = Path(__file__).parent.parent / "results" / "full" / "plan_backends.json"
+
+
+def random_topology(rng: np.random.Generator, num_ranks: int) -> Topology:
+    """Even neighbours half of the time, else any assignment of ranks to domains."""
+    if rng.random() < 0.5:
+        divisors = [d for d in range(1, num_ranks + 1) if num_ranks % d == 0]
+        num_domains = int(rng.choice(divisors))
+        return Topology.uniform(num_domains, num_ranks // num_domains)
+    domains = rng.integers(0, rng.integers(1, num_ranks + 1), num_ranks).tolist()
+    renumber = {domain: i for i, domain in enumerate(dict.fromkeys(domains))}
+    return Topology(tuple(renumber[domain] for domain in domains))
+
+
+def random_problem(family: str, index: int) -> tuple[Case, Problem]:
+    """Sizes from the family's range; pulls that pay for some experts and not for others."""
+    rng = np.random.default_rng([list(FAMILIES).index(family), index])
+    num_ranks, mains = {"R<=8": (1 + index % 8, int(rng.integers(1, 5))), "R=32": (32, 4), "R=128": (128, 5)}[family]
+    topology = random_topology(rng, num_ranks) if num_ranks < 128 else Topology.uniform(16, 8)
+    num_experts = num_ranks * mains
+    num_slots = int(rng.integers(0, min(4, num_experts - mains) + 1)) if num_ranks < 128 else 2
+    rows = 64 * mains
+    rows_to_pay = int(rng.integers(1, 2 + 4 * rows // num_experts * num_ranks // topology.num_domains))
+    token_bytes = int(rng.integers(1, 10))
+    cost = CostModel(
+        expert_bytes=2 * token_bytes * rows_to_pay + int(rng.integers(0, 2)),
+        token_bytes=token_bytes,
+        row_ps=int(rng.integers(0, 100)),
+        inter_fs_per_byte=int(rng.integers(0, 30_000)),
+        intra_fs_per_byte=int(rng.integers(0, 6_000)),
+    )
+    cap_rows = None if rng.random() < 0.3 else int(rows * rng.uniform(0.5, 4))
+    block_rows = int(rng.choice([1, 8, 128]))
+    problem = Problem(topology, cost, num_experts, num_slots, cap_rows, block_rows, str(rng.choice(sorted(OBJECTIVES))))
+    return Case(family, topology, num_experts, 1, 1, 1, num_slots, rows), problem
+
+
+def solve_native(problem: Problem, planner: str):
+    return jax.jit(
+        functools.partial(
+            solve_plan,
+            topology=problem.topology,
+            cost=problem.cost,
+            num_slots=problem.num_slots,
+            cap_rows=problem.cap_rows,
+            block_rows=problem.block_rows,
+            planner=planner,
+            objective=problem.objective,
+            implementation="cpu",
+        )
+    )
+
+
+def compare(family: str, index: int, matrices: range) -> Counter:
+    """Checks the given matrices of one problem; counts what was seen."""
+    case, problem = random_problem(family, index)
+    native = {planner: solve_native(problem, planner) for planner in PLANNERS}
+    seen = Counter()
+    for matrix in matrices:
+        kind = KINDS[(index + matrix) % len(KINDS)]
+        omega = small_demand(case, kind, seed=1000 * index + matrix)
+        for planner, solve in native.items():
+            expected = reference.solve(omega, problem, planner)
+            laws.check_plan(solve(omega), omega, problem, planner, again=expected)
+        seen[kind] += 1
+        seen["with replicas"] += not int(expected.status) & Status.EMPTY
+        seen["over the cap"] += not int(expected.status) & (Status.CAP_MET | Status.BAD_INPUT)
+        seen["dearer than no replicas"] += bool(int(expected.status) & Status.OVER_EMPTY_COST)
+    return seen
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_sample_of_random_demand(family):
+    """One matrix of each problem, another kind each time: 105 of the 10,000."""
+    problems, _ = FAMILIES[family]
+    seen = sum((compare(family, index, range(index % 7, index % 7 + 1)) for index in range(problems)), Counter())
+    if family == "R<=8":
+        assert set(KINDS) <= set(seen)
+        assert min(seen["with replicas"], seen["over the cap"], seen["dearer than no replicas"]) >= 10
+
+
+@pytest.mark.full
+def test_ten_thousand_random_matrices():
+    started, report = time.time(), {}
+    for family, (problems, matrices) in FAMILIES.items():
+        seen = sum((compare(family, index, range(matrices)) for index in range(problems)), Counter())
+        report[family] = {"problems": problems, "matrices": problems * matrices, "seen": dict(sorted(seen.items()))}
+    total = sum(entry["matrices"] for entry in report.values())
+    assert total == 10_000
+    report |= {
+        "matrices": total,
+        "planners": sorted(PLANNERS),
+        "bit_identical": True,
+        "laws_hold": True,
+        "seconds": round(time.time() - started),
+        "jax": jax.__version__,
+        "numpy": np.__version__,
+    }
+    RESULTS.parent.mkdir(parents=True, exist_ok=True)
+    RESULTS.write_text(json.dumps(report, indent=2) + "\n")
