@@ -33,7 +33,7 @@ if [[ $EUID == 0 ]] && command -v apt-get >/dev/null; then
   apt-get update -qq >&2
   # shellcheck disable=SC2086  # a list of packages
   DEBIAN_FRONTEND=noninteractive apt-get install -y -qq --no-install-recommends $packages >&2
-  if found "$@" || found python3; then
+  if found "$@"; then
     exit
   fi
 fi
