@@ -1,7 +1,7 @@
 """Every planner's C++ equals its NumPy reference bit for bit, and both obey the laws, on random demand.
 
-The 10,000 matrices are grouped by problem, since sizes and rates are compiled in. A fixed sample with one matrix of each
-problem runs by default; `-m full` runs all and writes results/full/plan_backends.json.
+The 10,000 matrices are grouped by problem, since sizes and rates are compiled in. A fixed sample, one matrix of each
+problem, runs by default; `-m full` runs all and writes results/full/plan_backends.json.
 """
 
 import functools
