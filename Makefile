@@ -35,7 +35,8 @@ lint: setup
 	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
 
 bench: setup
-	@for bench in tests/bench/*.py; do echo "== $$bench"; $(PY) $$bench $(ARGS) || exit 1; done
+	@for bench in $(patsubst tests/bench/%.py,%,$(wildcard tests/bench/*.py)); do \
+	  echo "== $$bench"; $(PY) -m tests.bench.$$bench $(ARGS) || exit 1; done
 
 clean:
 	rm -rf $(VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -1,10 +1,5 @@
 """Tries an installed wheel: the native planner on a tiny demand, then one MoE layer on four emulated devices."""
 
-import os
-
-os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=4"
-
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -44,6 +39,8 @@ def layer() -> None:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_platforms", "cpu")
+    jax.config.update("jax_num_cpu_devices", 4)
     solve()
     layer()
     print(f"smoke test passed: {topoep_jax.__file__}, jax {jax.__version__}")

@@ -31,7 +31,7 @@ ORDER = [
     ["__init__"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
-READERS_OF_ENVIRONMENT = {"topoep_jax/_native.py", "train/config.py", "tests/conftest.py", ".ci/smoke.py"}
+READERS_OF_ENVIRONMENT = {"topoep_jax/_native.py", "train/config.py", "tests/conftest.py"}
 
 
 def python_files(*folders: str) -> list[Path]:
