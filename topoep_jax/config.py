@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.routing import Forced, get_router
 from topoep_jax.topology import Topology
 
@@ -28,7 +29,7 @@ class LayerConfig:
       router: "qwen3", "glm4" or "deepseek_v2" (see `topoep_jax.routing`).
       router_options: keyword options of the router as a sorted tuple of pairs; a dict is accepted and converted.
       num_slots: N, replica slots per rank, 0..E - E/R.
-      planner: a name of `topoep_jax.plan.PLANNERS`.
+      planner: "none" or "topoep_paper" (see `topoep_jax.solve_plan`).
       cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
       block_rows: alignment of every instance's rows, the tile height of the grouped GEMM.
       chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
@@ -86,6 +87,7 @@ class LayerConfig:
         _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
         _require(self.transport == "xla", f"transport={self.transport!r} is not known: use 'xla'")
         _require(self.shared_ffn >= 0, f"shared_ffn={self.shared_ffn} must not be negative: 0 means no shared expert")
+        _require(self.planner in PLANNERS, f"planner={self.planner!r} is unknown: choose one of {sorted(PLANNERS)}")
         get_router(self.router)
 
     @property

@@ -4,6 +4,7 @@
 (`topoep_jax.linen.MoE` is its linen form).
 """
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -11,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 from jax import lax
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from topoep_jax import routing
@@ -148,19 +149,45 @@ def apply_on_mesh(
     data_axes: tuple[str, ...],
 ) -> tuple[jax.Array, MoEMetrics]:
     """`moe_layer` on global arrays: what both Flax modules do. x is [..., H]; mask [...]; replay [..., K]."""
-    groups = (*data_axes, axis)
-    num_groups = int(np.prod([mesh.shape[a] for a in groups]))
-    tokens = x.reshape(-1, x.shape[-1])
-    if tokens.shape[0] % num_groups:
+    num_groups = int(np.prod([mesh.shape[a] for a in (*data_axes, axis)]))
+    num_tokens = x.size // x.shape[-1]
+    if num_tokens % num_groups:
         raise ValueError(
-            f"x holds {tokens.shape[0]} tokens, which do not divide among the {num_groups} ranks of axes {groups}: pad"
-            " them and pass mask=, false on the padding"
+            f"x holds {num_tokens} tokens, which do not divide among the {num_groups} ranks of axes {(*data_axes, axis)}:"
+            " pad them and pass mask=, false on the padding"
         )
-    per_token = {
-        "mask": None if mask is None else mask.reshape(-1),
-        "replay": None if replay is None else replay.reshape(tokens.shape[0], -1),
-    }
     index = {"layer": jnp.asarray(layer, jnp.int32), "step": jnp.asarray(step, jnp.int32)}
+    y, metrics = _sharded_layer(params, x, mask, replay, index, config, mesh, axis, data_axes)
+    if not isinstance(metrics.status, jax.core.Tracer) and int(metrics.status) & Status.BAD_INPUT:
+        raise ValueError(
+            "the router's logits hold NaN or +inf (or disable every expert of a token, or a replayed expert does not"
+            " exist), so no token was routed: look at x and the router's parameters. Under jit this does not raise but"
+            " sets BAD_INPUT in metrics.status"
+        )
+    return y, metrics
+
+
+@partial(jax.jit, static_argnums=(5, 6, 7, 8))
+def _sharded_layer(
+    params: Params,
+    x: jax.Array,
+    mask: jax.Array | None,
+    replay: jax.Array | None,
+    index: dict[str, jax.Array],
+    config: LayerConfig,
+    mesh: Mesh,
+    axis: str,
+    data_axes: tuple[str, ...],
+) -> tuple[jax.Array, MoEMetrics]:
+    """The layer under shard_map. Jitted, since eager shard_map runs one operation at a time."""
+    groups = (*data_axes, axis)
+    explicit = jax.sharding.AxisType.Explicit in mesh.axis_types
+
+    def rows(value: jax.Array | None, *width: int) -> jax.Array | None:
+        """Token axes flattened and, on a mesh with explicit axes, sharded as shard_map wants them."""
+        if value is None:
+            return None
+        return jnp.reshape(value, (-1, *width), out_sharding=NamedSharding(mesh, P(groups)) if explicit else None)
 
     def on_rank(
         params: Params, x: jax.Array, per_token: dict[str, jax.Array | None], index: dict[str, jax.Array]
@@ -176,14 +203,8 @@ def apply_on_mesh(
         in_specs=(param_specs, P(groups), P(groups), P()),
         out_specs=(P(groups), P()),
         check_vma=False,
-    )(params, tokens, per_token, index)
-    if not isinstance(metrics.status, jax.core.Tracer) and int(metrics.status) & Status.BAD_INPUT:
-        raise ValueError(
-            "the router's logits hold NaN or +inf (or disable every expert of a token, or a replayed expert does not"
-            " exist), so no token was routed: look at x and the router's parameters. Under jit this does not raise but"
-            " sets BAD_INPUT in metrics.status"
-        )
-    return y.reshape(x.shape), metrics
+    )(params, rows(x, x.shape[-1]), {"mask": rows(mask), "replay": rows(replay, config.top_k)}, index)
+    return jnp.reshape(y, x.shape, out_sharding=jax.typeof(x).sharding if explicit else None), metrics
 
 
 class CorrectionBias(nnx.Variable):

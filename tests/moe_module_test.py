@@ -1,0 +1,316 @@
+"""The layer as users meet it: Flax modules, larger meshes, scan, remat, accumulation, pmap, replay, drop, bad input."""
+
+import dataclasses
+import re
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from flax import nnx
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+import topoep_jax
+from tests.dense import dense_layer
+from tests.moe_test import NODES, error, layer, make_inputs, run_on_mesh, with_gradients
+from tests.moe_test import Program as LayerProgram
+from tests.moe_test import Scenario
+from topoep_jax import Forced, LayerConfig, MoE, Status, Topology, init_params, moe_layer
+
+MESH = Mesh(np.array(jax.devices()[:8]), ("ep",))
+SIZES = {"hidden": 16, "ffn": 8, "num_experts": 16, "top_k": 3}
+
+
+def make_moe(mesh=MESH, **options):
+    options = {"topology": NODES, "block_rows": 8, "num_slots": 2} | options
+    return MoE(**SIZES, mesh=mesh, rngs=nnx.Rngs(0), **options)
+
+
+def tokens(*shape, seed=0, skew=2.0):
+    """Tokens with one constant feature, which makes the router prefer some experts."""
+    x = np.random.default_rng(seed).normal(size=(*shape, SIZES["hidden"])).astype(np.float32)
+    x[..., 0] = skew
+    return jnp.asarray(x)
+
+
+def choices(moe, x, mask=None):
+    """The experts a qwen3 router picks, computed here."""
+    logits = x.reshape(-1, x.shape[-1]) @ moe.router[...]
+    chosen = jax.lax.top_k(logits, SIZES["top_k"])[1].astype(jnp.int32)
+    return chosen if mask is None else jnp.where(mask.reshape(-1)[:, None], chosen, -1)
+
+
+def dense_of(moe, x, chosen):
+    params = {name: getattr(moe, name)[...] for name in ("w", "router")}
+    return dense_layer(params, x.reshape(-1, x.shape[-1]), moe.config, chosen).reshape(x.shape)
+
+
+def test_nnx_module_on_a_batch_of_sequences_with_a_mask():
+    moe, x = make_moe(), tokens(8, 5)
+    mask = jnp.asarray(np.random.default_rng(1).random((8, 5)) < 0.7)
+    y, metrics = nnx.jit(lambda moe, x: moe(x, mask))(moe, x)
+    want = dense_of(moe, jnp.where(mask[..., None], x, 0), choices(moe, x, mask))
+    assert error(y, want) <= 2e-5
+    assert metrics.expert_load.sum() == mask.sum() * SIZES["top_k"]
+    assert metrics.imbalance <= metrics.imbalance_before
+    assert metrics.replica > 0
+    assert moe.w[...].sharding.spec[0] == "ep"
+
+
+def test_padding_may_hold_nan():
+    moe, x = make_moe(), tokens(8, 4)
+    mask = jnp.ones((8, 4), bool).at[3, 2].set(False)
+
+    def loss(moe, x):
+        y, metrics = moe(x, mask)
+        return (y**2).sum(), metrics
+
+    run = nnx.jit(nnx.value_and_grad(loss, has_aux=True))
+    (clean, _), clean_grads = run(moe, x)
+    (dirty, metrics), grads = run(moe, x.at[3, 2].set(jnp.nan))
+    assert clean == dirty
+    assert not metrics.status & Status.BAD_INPUT
+    jax.tree.map(np.testing.assert_array_equal, nnx.to_pure_dict(grads), nnx.to_pure_dict(clean_grads))
+
+
+def test_linen_module_equals_the_nnx_module():
+    moe, x = make_moe(), tokens(8, 4)
+    linen = topoep_jax.linen.MoE(**SIZES, mesh=MESH, topology=NODES, block_rows=8, num_slots=2)
+    variables = jax.jit(linen.init)(jax.random.key(0), x)
+    assert set(variables["params"]) == {"w", "router"}
+    values = {"w": moe.w[...], "router": moe.router[...]}
+    shaped = jax.tree.unflatten(jax.tree.structure(variables["params"]), jax.tree.leaves({k: values[k] for k in sorted(values)}))
+    y, metrics = jax.jit(linen.apply)({**variables, "params": shaped}, x)
+    want, want_metrics = nnx.jit(lambda moe, x: moe(x))(moe, x)
+    np.testing.assert_array_equal(y, want)
+    jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
+
+
+@pytest.mark.parametrize("axis_types", ["auto", "explicit"])
+def test_data_parallel_groups_plan_on_their_own_and_share_gradients(axis_types):
+    kind = jax.sharding.AxisType.Auto if axis_types == "auto" else jax.sharding.AxisType.Explicit
+    mesh = Mesh(np.array(jax.devices()[:16]).reshape(2, 4, 2), ("data", "ep", "tensor"), axis_types=(kind,) * 3)
+    moe = make_moe(mesh, topology=Topology.uniform(2, 2), data_axes=("data",))
+    x = tokens(8, 6)
+
+    def loss(moe, x):
+        y, metrics = moe(x)
+        return (y**2).sum(), (y, metrics)
+
+    (_, (y, metrics)), grads = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(moe, x)
+    chosen = choices(moe, x)
+
+    def dense_loss(params, x):
+        return (dense_layer(params, x.reshape(-1, 16), moe.config, chosen) ** 2).sum()
+
+    want = jax.grad(dense_loss)({"w": moe.w[...], "router": moe.router[...]}, x)
+    assert error(y, dense_of(moe, x, chosen)) <= 2e-5
+    assert error(grads["w"][...], want["w"]) <= 2e-5
+    assert error(grads["router"][...], want["router"]) <= 2e-5
+    assert metrics.expert_load.sum() == 8 * 6 * SIZES["top_k"]
+    assert metrics.imbalance.shape == ()
+
+
+def test_scan_over_layers_remat_and_gradient_accumulation():
+    """Three layers in a scan under remat, two microbatches accumulated in an outer scan, all in one jit."""
+    program = LayerProgram("scan", layer(NODES, 16, 3, 2), 8)
+    config = program.config
+    num_layers = 3
+    keys = jax.random.split(jax.random.key(3), num_layers)
+    params = jax.vmap(lambda key: init_params(key, config))(keys)
+    batches = tokens(2, 64, seed=4)
+    mask = jnp.ones((64,), bool)
+
+    def model(apply, params, x):
+        @jax.checkpoint
+        def block(x, layer_params):
+            y = apply(layer_params, x)
+            return x + 0.5 * y, None
+
+        return jax.lax.scan(block, x, params)[0]
+
+    def accumulated(apply):
+        def loss(params, x):
+            return (model(apply, params, x) ** 2).mean()
+
+        def add(total, x):
+            value, grads = jax.value_and_grad(loss)(params, x)
+            return jax.tree.map(jnp.add, total, (value, grads)), None
+
+        zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
+        return jax.jit(lambda: jax.lax.scan(add, zeros, batches)[0])()
+
+    def dense_apply(layer_params, x):
+        chosen = jax.lax.top_k(x @ layer_params["router"], config.top_k)[1].astype(jnp.int32)
+        return dense_layer(layer_params, x, config, chosen)
+
+    loss, grads = accumulated(lambda layer_params, x: run_on_mesh(config, layer_params, x, mask)[0])
+    want_loss, want_grads = accumulated(dense_apply)
+    assert abs(loss - want_loss) <= 2e-6 * abs(want_loss)
+    assert error(grads["w"], want_grads["w"]) <= 2e-5
+    assert error(grads["router"], want_grads["router"]) <= 2e-5
+
+
+def test_pmap_gives_the_same_rows_as_shard_map():
+    config = layer(NODES, 16, 3, 2)
+    params = init_params(jax.random.key(0), config)
+    x = tokens(8, 9)
+    y, metrics = jax.pmap(
+        lambda w, router, x: moe_layer({"w": w, "router": router}, x, axis_name="ep", config=config),
+        axis_name="ep",
+        in_axes=(0, None, 0),
+        devices=jax.devices()[:8],
+    )(np.asarray(params["w"]).reshape(8, 2, -1), np.asarray(params["router"]), np.asarray(x))
+    want, want_metrics, _ = jax.jit(lambda p, x: run_on_mesh(config, p, x, jnp.ones((72,), bool)))(params, x.reshape(72, -1))
+    np.testing.assert_array_equal(np.asarray(y).reshape(72, -1), want)
+    jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
+
+
+def test_types_are_checked_under_check_vma():
+    config = layer(NODES, 16, 3, 2)
+    params = init_params(jax.random.key(0), config)
+    x, mask = tokens(72), jnp.ones((72,), bool)
+    target = jnp.ones_like(x)
+    run = {vma: with_gradients(lambda p, x, m, v=vma: run_on_mesh(config, p, x, m, check_vma=v)) for vma in (True, False)}
+    checked, unchecked = (run[vma](params, x, mask, target) for vma in (True, False))
+    jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), checked, unchecked)
+    with pytest.raises(ValueError, match="out_specs"):
+        jax.jit(
+            jax.shard_map(
+                lambda p, x: moe_layer(p, x, axis_name="ep", config=config)[1].slots_used,
+                mesh=MESH,
+                in_specs=({"w": P("ep"), "router": P()}, P("ep")),
+                out_specs=P(),
+                check_vma=True,
+            )
+        ).trace(params, x)
+
+
+def test_replay_reproduces_the_output_and_its_padding_adds_no_load():
+    moe, x = make_moe(), tokens(8, 5)
+    chosen = choices(moe, x)
+    run = nnx.jit(lambda moe, x, replay: moe(x, replay=replay))
+    y, metrics = nnx.jit(lambda moe, x: moe(x))(moe, x)
+    replayed, replayed_metrics = run(moe, x, chosen.reshape(8, 5, -1))
+    assert error(replayed, y) <= 2e-6
+    np.testing.assert_array_equal(metrics.expert_load, replayed_metrics.expert_load)
+    padded, padded_metrics = run(moe, x, chosen.at[:, 1].set(-1).reshape(8, 5, -1))
+    assert padded_metrics.expert_load.sum() == 40 * 2
+    assert error(padded, dense_of(moe, x, chosen.at[:, 1].set(-1))) > 0.1, "two experts are not three"
+
+
+def test_forced_routing_sets_the_imbalance_whatever_the_router_says():
+    moe, x = make_moe(forced=Forced(-4.0, seed=1)), tokens(8, 64)
+    run = nnx.jit(lambda moe, x, step: moe(x, layer=2, step=step))
+    _, first = run(moe, x, 0)
+    _, second = run(moe, x, 1)
+    assert first.imbalance_before > 2
+    hot = jnp.argsort(-first.expert_load)[:3]
+    assert 2 * second.expert_load[hot].sum() > second.expert_load.sum(), "a negative skew keeps its bias over steps"
+    assert (first.expert_load != second.expert_load).any(), "the noise is drawn anew"
+
+
+def test_drop_keeps_what_fits_and_counts_the_rest():
+    program = LayerProgram("drop", layer(NODES, 16, 3, 0, cap_factor=0.02, block_rows=4), 32)
+    dropping = dataclasses.replace(program.config, overflow="drop")
+    params, x, mask, _ = make_inputs(program, Scenario("skewed", skew=3.0))
+    run = lambda config: jax.jit(lambda p, x, m: run_on_mesh(config, p, x, m))(params, x, mask)  # noqa: E731
+    y_all, all_metrics, chosen = run(program.config)
+    y, metrics, _ = run(dropping)
+    assert all_metrics.dropped_rows[0] == 0
+    assert metrics.dropped_rows[0] == metrics.overflow_rows[0] == all_metrics.overflow_rows[0] > 0
+    assert metrics.passes[0] == 1 < all_metrics.passes[0]
+    # Without replicas a rank serves its experts in order, sources ascending: the first rows fit, the rest are dropped.
+    kept = np.array(chosen)
+    (buffer_rows,) = program.config.window_rows(32 * 3)
+    for rank in range(8):
+        row = 0
+        for expert in (2 * rank, 2 * rank + 1):
+            row = -(-row // 4) * 4
+            for assignment in np.flatnonzero(kept.reshape(-1) == expert):
+                if row >= buffer_rows:
+                    kept.reshape(-1)[assignment] = -2
+                row += 1
+    assert (kept == -2).sum() == metrics.dropped_rows[0]
+    weights = jax.nn.softmax(jnp.take_along_axis(x @ params["router"], jnp.maximum(chosen, 0), 1), axis=1)
+    lost = jnp.where(jnp.asarray(kept) == -2, weights, 0.0)
+    w = params["w"].astype(jnp.float32)
+    gate, up = jnp.split(jnp.einsum("th,ehf->tef", x, w[:, :256].reshape(16, 16, 16)), 2, axis=-1)
+    per_expert = jnp.einsum("tef,efh->teh", jax.nn.silu(gate) * up, w[:, 256:].reshape(16, 8, 16))
+    missing = sum(
+        lost[:, k, None] * jnp.take_along_axis(per_expert, jnp.maximum(chosen, 0)[:, k, None, None], 1)[:, 0] for k in range(3)
+    )
+    assert error(y_all - y, missing) <= 2e-5
+
+
+def test_nan_logits_stop_with_a_reason_and_never_become_expert_zero():
+    moe, x = make_moe(), tokens(8, 4)
+    bad = x.at[2, 1, 3].set(jnp.nan)
+    with pytest.raises(ValueError, match="NaN"):
+        moe(bad)
+    y, metrics = nnx.jit(lambda moe, x: moe(x))(moe, bad)
+    assert metrics.status & Status.BAD_INPUT
+    assert metrics.expert_load.sum() == 0 or metrics.slots_used == 0
+    np.testing.assert_array_equal(y, jnp.zeros_like(y))
+
+
+def test_no_token_anywhere_gives_zeros():
+    moe, x = make_moe(), tokens(8, 4)
+    y, metrics = nnx.jit(lambda moe, x: moe(x, jnp.zeros((8, 4), bool)))(moe, x)
+    np.testing.assert_array_equal(y, jnp.zeros_like(y))
+    assert metrics.imbalance == metrics.imbalance_before == 1.0
+    assert metrics.status == Status.CAP_MET | Status.EMPTY
+
+
+BAD_CONFIGS = [
+    ({"num_experts": 12}, "num_experts=12 is not divisible by the 8 ranks"),
+    ({"top_k": 17}, "top_k=17 exceeds num_experts=16"),
+    ({"top_k": 0}, "top_k=0 must be at least 1"),
+    ({"num_slots": -1}, "num_slots=-1 must be within 0..14"),
+    ({"num_slots": 15}, "num_slots=15 must be within 0..14"),
+    ({"cap_factor": 0.0}, "cap_factor=0.0 must be a finite positive number"),
+    ({"cap_factor": float("nan")}, "cap_factor=nan must be a finite positive number"),
+    ({"cap_factor": float("inf")}, "cap_factor=inf must be a finite positive number"),
+    ({"router": "gpt"}, "router='gpt' is unknown"),
+    ({"planner": "magic"}, "planner='magic' is unknown"),
+    ({"overflow": "ignore"}, "overflow='ignore' must be"),
+    ({"transport": "pigeon"}, "transport='pigeon' is not known"),
+    ({"chunks": 3}, "chunks=3 must be 1 or 2"),
+    ({"block_rows": 0}, "block_rows=0 must be at least 1"),
+    ({"shared_ffn": -1}, "shared_ffn=-1 must not be negative"),
+]
+
+
+@pytest.mark.parametrize(("change", "message"), BAD_CONFIGS, ids=lambda v: str(v)[:40])
+def test_a_bad_option_is_named_with_its_reason(change, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        LayerConfig(**(SIZES | {"topology": NODES} | change))
+
+
+def test_a_mesh_that_does_not_fit_is_named():
+    with pytest.raises(ValueError, match="no axis 'expert'"):
+        make_moe(axis="expert")
+    with pytest.raises(ValueError, match="no axis 'data'"):
+        make_moe(data_axes=("data",))
+    with pytest.raises(ValueError, match="the topology describes 4 ranks, but axis 'ep' of the mesh has 8"):
+        make_moe(topology=Topology.uniform(2, 2))
+    with pytest.raises(ValueError, match="37 tokens, which do not divide among the 8 ranks"):
+        make_moe()(tokens(37))
+
+
+def test_shapes_that_do_not_fit_are_named():
+    config = layer(NODES, 16, 3, 2)
+    params = init_params(jax.random.key(0), config)
+
+    def trace(params, x, config=config):
+        specs = {name: P("ep") if name == "w" else P() for name in params}
+        run = lambda p, x: moe_layer(p, x, axis_name="ep", config=config)[0]  # noqa: E731
+        jax.shard_map(run, mesh=MESH, in_specs=(specs, P("ep")), out_specs=P("ep"))(params, x)
+
+    with pytest.raises(ValueError, match=r"x has shape \(2, 15\), but \[tokens, 16\] is needed"):
+        trace(params, jnp.zeros((16, 15)))
+    with pytest.raises(ValueError, match=r"params\['router'\] must have shape \(16, 16\)"):
+        trace(params | {"router": jnp.zeros((16, 8))}, jnp.zeros((16, 16)))
+    with pytest.raises(ValueError, match="axis 'ep' has 8 ranks, but the layer's topology describes 4"):
+        trace(params, jnp.zeros((16, 16)), dataclasses.replace(config, topology=Topology.uniform(2, 2)))

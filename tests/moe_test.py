@@ -1,0 +1,199 @@
+"""The layer against the dense reference: outputs and all gradients, in few programs and many loads.
+
+A `Program` is compiled once; routing, masks and loads are data, so every scenario below runs in it.
+"""
+
+import dataclasses
+from functools import cache, partial
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from jax.sharding import Mesh
+from jax.sharding import PartitionSpec as P
+
+from tests.dense import dense_layer
+from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
+
+NODES = Topology.uniform(2, 4)
+UNEVEN = Topology((0, 0, 0, 1, 1, 2, 2, 2))
+GLM = {"scale": 1.5}
+DEEPSEEK = {"num_groups": 8, "topk_group": 3, "scale": 16.0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Program:
+    """One compiled program: the layer's static description, tokens per rank, and the dtype of rows and parameters."""
+
+    name: str
+    config: LayerConfig
+    num_tokens: int
+    dtype: str = "float32"
+    least_passes: int = 1
+
+    @property
+    def tolerance(self) -> float:
+        return 2e-5 if self.dtype == "float32" else 2e-2
+
+
+def layer(topology, num_experts, top_k, num_slots, **options):
+    sizes = {"hidden": 16, "ffn": 8, "block_rows": 8} | options
+    return LayerConfig(topology=topology, num_experts=num_experts, top_k=top_k, num_slots=num_slots, **sizes)
+
+
+PROGRAMS = [
+    Program("one_rank", layer(Topology((0,)), 4, 2, 0, shared_ffn=12), 1),
+    Program("two_ranks_glm", layer(Topology((0, 0)), 8, 3, 1, router="glm4", router_options=GLM), 11),
+    Program("nodes", layer(NODES, 16, 3, 2, shared_ffn=12), 37),
+    Program("nodes_deepseek", layer(NODES, 32, 4, 4, router="deepseek_v2", router_options=DEEPSEEK), 24),
+    Program("uneven_overflow", layer(UNEVEN, 16, 3, 2, cap_factor=0.05, block_rows=4), 37, least_passes=2),
+    Program("two_chunks_overflow", layer(NODES, 16, 3, 2, cap_factor=0.05, chunks=2, block_rows=4), 37, least_passes=2),
+    Program("no_node_glm", layer(Topology.uniform(8, 1), 8, 2, 1, router="glm4", router_options=GLM), 37),
+    Program("nodes_32", layer(Topology.uniform(4, 8), 64, 4, 2, ffn=4), 13),
+    Program("one_main_none", layer(Topology.uniform(4, 8), 32, 3, 4, planner="none", block_rows=4), 11, least_passes=2),
+    Program("nodes_bf16", layer(NODES, 16, 3, 2, shared_ffn=12), 37, dtype="bfloat16"),
+    Program("overflow_bf16", layer(NODES, 16, 3, 2, cap_factor=0.05, block_rows=4), 37, "bfloat16", least_passes=2),
+]
+
+
+@dataclasses.dataclass(frozen=True)
+class Scenario:
+    """What the tokens ask for. `skew` spreads the popularity of experts, `hot` sends every token to expert 0 first."""
+
+    name: str
+    skew: float = 0.0
+    hot: bool = False
+    dead_expert: bool = False
+    padding: float = 0.0
+    empty_ranks: tuple[int, ...] = ()
+    seed: int = 0
+
+
+SCENARIOS = [
+    Scenario("uniform"),
+    Scenario("skewed", skew=1.5, dead_expert=True, seed=1),
+    Scenario("very_skewed", skew=3.0, padding=0.3, seed=2),
+    Scenario("one_hot_expert", hot=True, seed=3),
+    Scenario("empty_first_rank", skew=3.0, empty_ranks=(0,), padding=0.1, seed=4),
+    Scenario("only_last_rank", skew=1.0, empty_ranks=tuple(range(31)), seed=5),
+    Scenario("no_token", padding=1.0, seed=6),
+]
+
+
+def make_inputs(program, scenario):
+    """Global parameters, tokens [R * T, H], mask [R * T] and a target that makes the loss depend on every output."""
+    config, rng = program.config, np.random.default_rng(scenario.seed)
+    num_tokens = config.num_ranks * program.num_tokens
+    params = init_params(jax.random.key(scenario.seed), config, jnp.dtype(program.dtype))
+    x = rng.normal(size=(num_tokens, config.hidden)).astype(np.float32)
+    router = np.array(params["router"])
+    # Two input features are constant, so that their router rows act as biases.
+    x[:, 0], router[0] = 1.0, rng.normal(size=config.num_experts) * scenario.skew
+    if scenario.hot:
+        router[0, 0] = 4.0  # much more would saturate the softmax and leave no gradient to compare
+    if scenario.dead_expert:
+        router[0, -1] = -30.0
+    params["router"] = jnp.asarray(router)
+    if "correction_bias" in params:
+        bias = rng.normal(size=config.num_experts) * 0.1
+        params["correction_bias"] = jnp.asarray(bias + (5.0 if scenario.hot else 0.0) * (np.arange(len(bias)) == 0), jnp.float32)
+    mask = rng.random(num_tokens) >= scenario.padding
+    empty = [r for r in scenario.empty_ranks if r < config.num_ranks - 1 or not scenario.name.startswith("only")]
+    mask.reshape(config.num_ranks, -1)[empty] = False
+    target = rng.normal(size=x.shape).astype(np.float32)
+    return params, jnp.asarray(x, program.dtype), jnp.asarray(mask), jnp.asarray(target)
+
+
+def run_on_mesh(config, params, x, mask, *, check_vma=False, **options):
+    """(y, metrics, the experts that the layer chose)."""
+    mesh = Mesh(np.array(jax.devices()[: config.num_ranks]), ("ep",))
+    specs = {name: P("ep") if name == "w" else P() for name in params}
+
+    def on_rank(params, x, mask):
+        y, metrics = moe_layer(params, x, axis_name="ep", config=config, mask=mask, **options)
+        valid_x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
+        logits = valid_x.astype(jnp.float32) @ params["router"]
+        bias = {"correction_bias": params["correction_bias"]} if config.router == "glm4" else {}
+        chosen = routing.get_router(config.router)(logits, config.top_k, **bias, **dict(config.router_options))
+        metrics = jax.tree.map(lambda v: v[None], metrics)
+        return y, metrics, routing.apply_mask(chosen, mask).expert_idx
+
+    mapped = jax.shard_map(
+        on_rank, mesh=mesh, in_specs=(specs, P("ep"), P("ep")), out_specs=P("ep"), check_vma=check_vma
+    )
+    return mapped(params, x, mask)
+
+
+def with_gradients(function):
+    """Compiles (params, x, mask or choices, target) -> ((loss, aux), gradients of params and x)."""
+
+    def loss(params, x, extra, target):
+        y, *aux = function(params, x, extra)
+        return (y.astype(jnp.float32) * target).sum(), (y, *aux)
+
+    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+
+
+@cache
+def compiled(program):
+    config = program.config
+    return (
+        with_gradients(partial(run_on_mesh, config)),
+        with_gradients(lambda params, x, chosen: (dense_layer(params, x, config, chosen),)),
+    )
+
+
+def error(got, want):
+    got, want = np.asarray(got, np.float32), np.asarray(want, np.float32)
+    assert np.isfinite(got).all()
+    scale = np.abs(want).max()
+    return np.abs(got - want).max() / scale if scale > 0 else np.abs(got).max()
+
+
+def assert_equals_dense(program, run, dense, scenario):
+    """Runs both on one scenario, compares everything that is differentiable, and returns the layer's metrics."""
+    params, x, mask, target = make_inputs(program, scenario)
+    (_, (y, metrics, chosen)), grads = run(params, x, mask, target)
+    valid_x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
+    (_, (y_dense,)), grads_dense = dense(params, valid_x, chosen, target)
+    assert error(y, y_dense) <= program.tolerance
+    for path, want in jax.tree_util.tree_leaves_with_path(grads_dense):
+        got = dict(jax.tree_util.tree_leaves_with_path(grads))[path]
+        if path[-1] == jax.tree_util.SequenceKey(1):
+            want = jnp.where(mask[:, None], want, jnp.zeros((), want.dtype))
+        assert got.dtype == want.dtype
+        assert error(got, want) <= program.tolerance, f"gradient of {jax.tree_util.keystr(path)}"
+    same_everywhere = jax.tree.map(lambda v: bool((np.asarray(v) == np.asarray(v)[:1]).all()), metrics)
+    assert all(same_everywhere), same_everywhere
+    demand = np.bincount(np.asarray(chosen)[np.asarray(chosen) >= 0], minlength=program.config.num_experts)
+    np.testing.assert_array_equal(metrics.expert_load[0], demand)
+    return jax.tree.map(lambda v: np.asarray(v)[0], metrics)
+
+
+@pytest.mark.parametrize("program", PROGRAMS, ids=lambda p: p.name)
+def test_output_and_gradients_equal_the_dense_layer(program):
+    run, dense = compiled(program)
+    passes, replicas = [], []
+    for scenario in SCENARIOS:
+        metrics = assert_equals_dense(program, run, dense, scenario)
+        passes.append(int(metrics.passes))
+        replicas.append(float(metrics.replica))
+        assert metrics.dropped_rows == 0
+        assert not metrics.status & Status.BAD_INPUT
+        assert (metrics.overflow_rows > 0) == (metrics.passes > 1)
+        if metrics.status & Status.CAP_MET:
+            assert metrics.passes == 1
+    assert max(passes) >= program.least_passes
+    if program.config.num_slots and program.config.planner != "none":
+        assert max(replicas) > 0.0, "no scenario of this program moves a replica"
+
+
+def test_gradients_of_the_router_see_every_rank():
+    """A mutation check of the oracle itself: another expert's parameters must not pass."""
+    program = PROGRAMS[2]
+    run, dense = compiled(program)
+    params, x, mask, target = make_inputs(program, SCENARIOS[1])
+    (_, (y, _, chosen)), _ = run(params, x, mask, target)
+    (_, (wrong,)), _ = dense(params, x, jnp.roll(chosen, 1, axis=0), target)
+    assert error(y, wrong) > 100 * program.tolerance
