@@ -5,6 +5,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <initializer_list>
 #include <limits>
 #include <string>
 
@@ -29,8 +30,8 @@ std::string Text(Dimensions dimensions) {
 
 ffi::Error CheckShape(const char* name, Dimensions actual, std::initializer_list<int64_t> expected) {
   if (std::equal(actual.begin(), actual.end(), expected.begin(), expected.end())) return ffi::Error::Success();
-  return ffi::Error::InvalidArgument("topoep_plan: " + std::string(name) + " has shape " + Text(actual) + ", expected " +
-                                     Text(Dimensions(expected.begin(), expected.size())));
+  return ffi::Error::InvalidArgument("topoep_plan: " + std::string(name) + " has shape " + Text(actual) +
+                                     ", expected " + Text(Dimensions(expected.begin(), expected.size())));
 }
 
 ffi::Error CheckRange(const char* name, int64_t value, int64_t low, int64_t high) {

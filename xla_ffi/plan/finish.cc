@@ -83,8 +83,11 @@ void Finish(const Problem& problem, const Plan& plan) {
   for (int32_t rank = 0; rank < problem.num_ranks; ++rank) SortSlots(problem, plan, rank, order, row);
 
   std::fill_n(plan.rank_load, problem.num_ranks, 0);
-  for (int64_t i = 0; i < problem.NumQuotas(); ++i) {
-    plan.rank_load[i / problem.InstancesPerRank() % problem.num_ranks] += plan.quota[i];
+  const int32_t* quota = plan.quota;
+  for (int32_t source = 0; source < problem.num_ranks; ++source) {
+    for (int32_t rank = 0; rank < problem.num_ranks; ++rank) {
+      for (int32_t j = 0; j < problem.InstancesPerRank(); ++j) plan.rank_load[rank] += *quota++;
+    }
   }
 
   const int64_t predicted_ps = PredictPs(problem, plan.slot_expert, plan.quota);

@@ -2,6 +2,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <iterator>
 #include <tuple>
 #include <vector>
 
@@ -45,8 +46,8 @@ class Draft {
   const Problem& problem_;
   const Plan& plan_;
   std::vector<std::vector<int32_t>> ranks_of_domain_;
-  std::vector<int32_t> instance_of_;  // [R, E], kNotHeld where the rank has no instance
-  std::vector<int32_t> used_slots_;   // [R]; a slot that lost its rows stays used
+  std::vector<int32_t> instance_of_;    // [R, E], kNotHeld where the rank has no instance
+  std::vector<int32_t> used_slots_;     // [R]; a slot that lost its rows stays used
   std::vector<int64_t> instance_load_;  // [R, J]
   std::vector<int64_t> rank_load_;      // [R]
 };
@@ -146,11 +147,13 @@ void Draft::SplitEvenly() {
 }
 
 void Draft::CountLoads() {
-  const int32_t instances = problem_.InstancesPerRank();
-  for (int64_t i = 0; i < problem_.NumQuotas(); ++i) {
-    instance_load_[i % (int64_t{problem_.num_ranks} * instances)] += plan_.quota[i];
+  const int32_t* quota = plan_.quota;
+  for (int32_t source = 0; source < problem_.num_ranks; ++source) {
+    for (int64_t& load : instance_load_) load += *quota++;
   }
-  for (size_t i = 0; i < instance_load_.size(); ++i) rank_load_[i / instances] += instance_load_[i];
+  for (int32_t rank = 0; rank < problem_.num_ranks; ++rank) {
+    for (int32_t j = 0; j < problem_.InstancesPerRank(); ++j) rank_load_[rank] += LoadOf(rank, j);
+  }
 }
 
 int32_t Draft::BusiestRank(int32_t domain) const {
@@ -206,6 +209,7 @@ void Draft::Apply(int32_t busiest, const Move& move) {
 }
 
 bool Draft::ShedHalfGap(int32_t domain) {
+  if (ranks_of_domain_[domain].empty()) return false;
   const int32_t busiest = BusiestRank(domain);
   Move move;
   if (!FindMove(domain, busiest, &move)) return false;

@@ -33,7 +33,7 @@ struct Problem {
   int32_t num_experts;  // a multiple of num_ranks
   int32_t num_slots;
   int32_t num_domains;
-  const int32_t* domain_of_rank;  // [R], each in 0..num_domains-1
+  const int32_t* domain_of_rank;  // [R], each in 0..num_domains-1; a domain may have no rank
   const int32_t* omega;           // [R, E], demand from source rank to expert
   Cost cost;
   int64_t cap_rows;    // bound on the aligned rows of a rank, or kNoCap
