@@ -57,6 +57,19 @@ def solve_plan(
       ExceptionGroup: no implementation can run; it holds the reason of each.
 
     Not differentiable: demand is integer, and gradients flow through dispatch and combine alone.
+
+    Example:
+      The paper's Figure 9. Rank 0 has 8 rows for expert 4 of the other domain: a copy on rank 0 keeps them at home, and
+      a copy on rank 1 takes half of them.
+
+      >>> omega = np.zeros((4, 8), np.int32)
+      >>> omega[[0, 0, 0, 1, 1, 2, 3], [0, 1, 4, 2, 3, 5, 6]] = [3, 3, 8, 3, 3, 10, 10]
+      >>> cost = CostModel(expert_bytes=48, token_bytes=4, row_ps=1, inter_fs_per_byte=20_000, intra_fs_per_byte=5_000)
+      >>> plan = solve_plan(omega, Topology.uniform(2, 2), cost, num_slots=1)
+      >>> plan.slot_expert[:, 0].tolist(), plan.rank_load.tolist()
+      ([4, 4, -1, -1], [10, 10, 10, 10])
+      >>> solve_plan(omega, Topology.uniform(2, 2), cost, num_slots=1, planner="none").rank_load.tolist()
+      [6, 6, 18, 10]
     """
     omega = _checked_omega(omega, topology)
     problem = Problem(
