@@ -1,6 +1,5 @@
 """Rows land where the plan says: against a loop that places one row at a time, and as a round trip."""
 
-
 import jax
 import jax.numpy as jnp
 import numpy as np

@@ -17,9 +17,7 @@ SIZE = 24
 def on_mesh(function, num_ranks, num_replicated):
     mesh = Mesh(np.array(jax.devices()[:num_ranks]), ("ep",))
     specs = (P("ep"),) * (2 if num_replicated == 0 else 1)
-    return jax.jit(
-        jax.shard_map(function, mesh=mesh, in_specs=(*specs, P()), out_specs=P("ep"), check_vma=False)
-    )
+    return jax.jit(jax.shard_map(function, mesh=mesh, in_specs=(*specs, P()), out_specs=P("ep"), check_vma=False))
 
 
 def placements(num_ranks, num_experts, num_slots):

@@ -8,8 +8,8 @@ import jax
 def vary_like(y: Any, x: jax.Array) -> Any:
     """Gives every array of the pytree `y` the varying axes of `x`; the values are unchanged.
 
-    Custom calls and callbacks lose the varying type inside `shard_map(check_vma=True)`, which would then accept a result
-    that differs per device as replicated. Outside `shard_map` this does nothing.
+    Custom calls and callbacks lose the varying type inside `shard_map(check_vma=True)`, which would then accept
+    a result that differs per device as replicated. Outside `shard_map` this does nothing.
     """
     wanted = jax.typeof(x).manual_axis_type.varying
 

@@ -53,7 +53,7 @@ def gmm(
       [n, out] in the dtype of `rows`.
     """
     num_mains = params.mains.shape[0]
-    num_slots = 0 if params.slots is None else params.slots.shape[0]
+    num_instances = num_mains + (0 if params.slots is None else params.slots.shape[0])
     width = matrix.rows if transposed else matrix.cols
     blocks = rows.reshape(block_instance.shape[0], -1, rows.shape[1])
     contract = (((1,), (1 if transposed else 0,)), ((), ()))
@@ -68,12 +68,12 @@ def gmm(
         return vary_like(jnp.zeros((block.shape[0], width), rows.dtype), block)
 
     branches = [idle, lambda block, instance: product(block, params.mains, instance)]
-    if num_slots:
-        branches.append(lambda block, instance: product(block, params.slots, instance - num_mains))
+    if (slots := params.slots) is not None:
+        branches.append(lambda block, instance: product(block, slots, instance - num_mains))
 
     def step(_: None, xs: tuple[jax.Array, jax.Array]) -> tuple[None, jax.Array]:
         block, instance = xs
-        kind = jnp.where(instance < num_mains, 1, jnp.where(instance < num_mains + num_slots, 2, 0))
+        kind = jnp.where(instance < num_mains, 1, jnp.where(instance < num_instances, 2, 0))
         return None, lax.switch(kind, branches, block, instance)
 
     return lax.scan(step, None, (blocks, block_instance))[1].reshape(rows.shape[0], width)

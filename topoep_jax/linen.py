@@ -8,7 +8,7 @@ from flax.nnx import bridge
 from topoep_jax import moe
 
 
-def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> nn.Module:  # noqa: N802
+def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> nn.Module:
     """`topoep_jax.MoE` as a linen module: `init(key, x)`, then `apply(variables, x, mask, replay)`.
 
     Args:
@@ -16,6 +16,6 @@ def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> 
       **options: its keyword arguments but `rngs`, which linen's `params` stream replaces.
 
     Returns:
-      A module whose call returns (y, `MoEMetrics`). Parameters carry their partitioning, as `nn.with_partitioning` gives it.
+      A module whose call returns (y, `MoEMetrics`).
     """
     return bridge.to_linen(moe.MoE, hidden, ffn, num_experts, top_k, **options)

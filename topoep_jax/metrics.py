@@ -51,27 +51,28 @@ def measure(
     # A planner that refuses its input gives no quota, so that the shares below are of nothing.
     demand = jnp.maximum(omega, 0)
     to_main = demand.reshape(num_ranks, num_ranks, num_experts // num_ranks).sum(2, dtype=jnp.int32)
-    rows = plan.quota.sum(2, dtype=jnp.int32)
+    slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
+    rows = quota.sum(2, dtype=jnp.int32)
     crosses = jnp.asarray(topology.crosses_domains())
     total = demand.sum(dtype=jnp.int32)
     num_mains = num_experts // num_ranks
     return MoEMetrics(
         imbalance_before=_imbalance(to_main.sum(0, dtype=jnp.int32)),
-        imbalance=_imbalance(plan.rank_load),
+        imbalance=_imbalance(jnp.asarray(plan.rank_load)),
         inter_domain_before=_share(jnp.where(crosses, to_main, 0), total),
         inter_domain=_share(jnp.where(crosses, rows, 0), total),
-        replica=_share(plan.quota[:, :, num_mains:], total),
-        slots_used=(plan.slot_expert >= 0).sum(dtype=jnp.int32),
+        replica=_share(quota[:, :, num_mains:], total),
+        slots_used=(slot_expert >= 0).sum(dtype=jnp.int32),
         overflow_rows=overflow_rows,
         dropped_rows=dropped_rows,
         passes=passes,
-        status=plan.status,
+        status=jnp.asarray(plan.status),
         expert_load=demand.sum(0, dtype=jnp.int32),
     )
 
 
 def merge_over(metrics: MoEMetrics, axes: tuple[str, ...]) -> MoEMetrics:
-    """One set of metrics for data-parallel groups that plan on their own: worst imbalance, mean shares, summed counts."""
+    """One set of metrics for groups that plan on their own: worst imbalance, mean shares, summed counts."""
     if not axes:
         return metrics
     worst = {"imbalance_before", "imbalance", "passes"}

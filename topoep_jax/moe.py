@@ -42,8 +42,8 @@ def moe_layer(
     """One MoE layer on one rank; call it inside shard_map or pmap over `axis_name`.
 
     Args:
-      params: `w` [E/R, 3 H I] this rank's packed experts (gate and up as [H, 2 I], then down as [I, H]); `router` [H, E];
-        `correction_bias` f32 [E] for the "glm4" router; `shared_gate_up` [H, 2 S] and `shared_down` [S, H] where
+      params: `w` [E/R, 3 H I] this rank's packed experts (gate and up as [H, 2 I], then down as [I, H]);
+        `router` [H, E]; `correction_bias` f32 [E] for the "glm4" router; `shared_gate_up` [H, 2 S] and `shared_down` [S, H] where
         `config.shared_ffn` = S > 0. All but `w` are the same on every rank. `init_params` makes them.
       x: [T, H] this rank's tokens; T may be anything, and is the same on every rank.
       axis_name: the expert-parallel axis, of `config.num_ranks` ranks.
@@ -54,8 +54,8 @@ def moe_layer(
       step: index of this call; only forced routing reads it.
 
     Returns:
-      [T, H] in the dtype of `x`, and the metrics, equal on every rank. Where `metrics.status` holds `Status.BAD_INPUT` (a
-      NaN among the logits of any rank, say) nothing was routed and y is that of the shared experts alone: stop there.
+      [T, H] in the dtype of `x`, and the metrics, equal on every rank. Where `metrics.status` holds `Status.BAD_INPUT`
+      (a NaN among the logits of any rank, say) nothing was routed and y is that of the shared experts alone: stop.
 
     Raises:
       ValueError: shapes that disagree with `config`, or an axis of another size.
@@ -63,9 +63,7 @@ def moe_layer(
     _check_shapes(params, x, axis_name, config)
     if mask is not None:
         x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
-    logits = lax.dot_general(
-        x.astype(jnp.float32), params["router"].astype(jnp.float32), (((1,), (0,)), ((), ()))
-    )
+    logits = lax.dot_general(x.astype(jnp.float32), params["router"].astype(jnp.float32), (((1,), (0,)), ((), ())))
     if config.forced is not None:
         rank = lax.axis_index(axis_name)
         logits = routing.forced_logits(config.forced, logits, layer=layer, step=step, rank=rank)
@@ -153,8 +151,8 @@ def apply_on_mesh(
     num_tokens = x.size // x.shape[-1]
     if num_tokens % num_groups:
         raise ValueError(
-            f"x holds {num_tokens} tokens, which do not divide among the {num_groups} ranks of axes {(*data_axes, axis)}:"
-            " pad them and pass mask=, false on the padding"
+            f"x holds {num_tokens} tokens, which do not divide among the {num_groups} ranks of axes"
+            f" {(*data_axes, axis)}: pad them and pass mask=, false on the padding"
         )
     index = {"layer": jnp.asarray(layer, jnp.int32), "step": jnp.asarray(step, jnp.int32)}
     y, metrics = _sharded_layer(params, x, mask, replay, index, config, mesh, axis, data_axes)
@@ -183,28 +181,29 @@ def _sharded_layer(
     groups = (*data_axes, axis)
     explicit = jax.sharding.AxisType.Explicit in mesh.axis_types
 
-    def rows(value: jax.Array | None, *width: int) -> jax.Array | None:
-        """Token axes flattened and, on a mesh with explicit axes, sharded as shard_map wants them."""
-        if value is None:
-            return None
-        return jnp.reshape(value, (-1, *width), out_sharding=NamedSharding(mesh, P(groups)) if explicit else None)
+    def flat(value: jax.Array, *width: int) -> jax.Array:
+        return value.reshape(-1, *width)
+
+    per_token = {
+        "mask": None if mask is None else flat(mask),
+        "replay": None if replay is None else flat(replay, config.top_k),
+    }
+    inputs = (params, flat(x, x.shape[-1]), per_token, index)
+    specs = ({name: P(axis) if name == "w" else P() for name in params}, P(groups), P(groups), P())
+    if explicit:
+        # Here shard_map does not move its inputs by itself.
+        inputs = jax.reshard(inputs, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
 
     def on_rank(
-        params: Params, x: jax.Array, per_token: dict[str, jax.Array | None], index: dict[str, jax.Array]
+        params: Params, x: jax.Array, per_token: dict[str, Any], index: dict[str, Any]
     ) -> tuple[jax.Array, MoEMetrics]:
         y, metrics = moe_layer(params, x, axis_name=axis, config=config, **per_token, **index)
         return y, merge_over(metrics, data_axes)
 
-    param_specs = {name: P(axis) if name == "w" else P() for name in params}
     # Metrics are equal on all ranks by construction, which the type system cannot see: check_vma must be off.
-    y, metrics = jax.shard_map(
-        on_rank,
-        mesh=mesh,
-        in_specs=(param_specs, P(groups), P(groups), P()),
-        out_specs=(P(groups), P()),
-        check_vma=False,
-    )(params, rows(x, x.shape[-1]), {"mask": rows(mask), "replay": rows(replay, config.top_k)}, index)
-    return jnp.reshape(y, x.shape, out_sharding=jax.typeof(x).sharding if explicit else None), metrics
+    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=(P(groups), P()), check_vma=False)
+    y, metrics = mapped(*inputs)
+    return lax.reshape(y, x.shape, out_sharding=jax.typeof(x).sharding if explicit else None), metrics
 
 
 class CorrectionBias(nnx.Variable):
@@ -221,8 +220,8 @@ class MoE(nnx.Module):
       top_k: K, experts per token.
       mesh: the device mesh; x is sharded over (data_axes..., axis) on its flattened token axes.
       axis: the expert-parallel mesh axis.
-      router, router_options, num_slots, planner, cap_factor, block_rows, chunks, overflow, transport, shared_ffn, forced:
-        see `LayerConfig`.
+      router, router_options, num_slots, planner, cap_factor, block_rows, chunks, overflow, transport, shared_ffn,
+        forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
       topology: domain of each rank of `axis`; read from the mesh's devices where None.
@@ -336,15 +335,13 @@ def topology_on_mesh(mesh: Mesh, axis: str, data_axes: tuple[str, ...], topology
         return Topology.from_mesh(mesh, axis)
     if topology.num_ranks != mesh.shape[axis]:
         raise ValueError(
-            f"the topology describes {topology.num_ranks} ranks, but axis {axis!r} of the mesh has {mesh.shape[axis]}: give"
-            " one domain per device of that axis"
+            f"the topology describes {topology.num_ranks} ranks, but axis {axis!r} of the mesh has {mesh.shape[axis]}:"
+            " give one domain per device of that axis"
         )
     return topology
 
 
-def _route(
-    config: LayerConfig, params: Params, logits: jax.Array, replay: jax.Array | None
-) -> routing.Routing:
+def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.Array | None) -> routing.Routing:
     options = dict(config.router_options)
     if config.router == "glm4":
         options["correction_bias"] = params["correction_bias"]
@@ -364,7 +361,10 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
             f"axis {axis_name!r} has {ranks} ranks, but the layer's topology describes {config.num_ranks}: build the"
             " LayerConfig for this mesh"
         )
-    wanted = {"w": (config.num_mains, config.expert_size), "router": (config.hidden, config.num_experts)}
+    wanted: dict[str, tuple[int, ...]] = {
+        "w": (config.num_mains, config.expert_size),
+        "router": (config.hidden, config.num_experts),
+    }
     if config.router == "glm4":
         wanted["correction_bias"] = (config.num_experts,)
     if config.shared_ffn:

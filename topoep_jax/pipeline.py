@@ -2,8 +2,8 @@
 
 transfer | dispatch -> experts -> combine, once per receive buffer: the chunks that every layer runs, then the overflow
 passes that only an unbalanced plan needs. Every rank knows the number of passes from the plan, so none is asked for.
-The backward pass dispatches again and recomputes: kept are only the tokens, the router weights and the plan, and replica
-parameters are pulled again, since their slots serve the next layer in between.
+The backward pass dispatches again and recomputes: kept are only the tokens, the router weights and the plan. Replica
+parameters are pulled again, since their slots serve other layers in between.
 """
 
 from collections.abc import Callable
@@ -20,7 +20,6 @@ from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import Layout, Window, build_layout, dispatch, send_order, window
 from topoep_jax.experts import Instances, gmm, packed_matrices, swiglu, swiglu_grad, wgrad
 from topoep_jax.transfer import pull, push
-
 
 State = TypeVar("State")
 
@@ -70,7 +69,7 @@ def planned_experts(
 
 
 def dropped_rows(config: LayerConfig, layout: Layout, num_assignments: int) -> jax.Array:
-    """int32 []: assignments of all ranks beyond the first receive buffer, which "loop" serves later and "drop" drops."""
+    """int32 []: assignments of all ranks beyond the first receive buffers, served later or dropped."""
     kept = jnp.clip(sum(config.window_rows(num_assignments)) - layout.all_start, 0, layout.all_rows)
     return (layout.all_rows - kept).sum(dtype=jnp.int32)
 
@@ -142,13 +141,9 @@ planned_experts.defvjp(
 )
 
 
-def _prepare(
-    config: LayerConfig, axis_name: str, inputs: _Inputs
-) -> tuple[Layout, Instances, jax.Array, jax.Array]:
+def _prepare(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Layout, Instances, jax.Array, jax.Array]:
     """What both passes start from: the layout, the parameters of all instances, and the send order."""
-    layout = build_layout(
-        config, inputs.omega, inputs.slot_expert, inputs.quota, inputs.expert_idx.size, axis_name
-    )
+    layout = build_layout(config, inputs.omega, inputs.slot_expert, inputs.quota, inputs.expert_idx.size, axis_name)
     mains = inputs.params.astype(inputs.x.dtype)
     slots = pull(mains, inputs.slot_expert, axis_name) if config.num_slots else None
     return layout, Instances(mains, slots), *send_order(inputs.expert_idx, config.num_experts)

@@ -35,5 +35,5 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
     Returns:
       [window.num_rows, ...]. Rows that no assignment fills are zero: they take part in weight gradients.
     """
-    empty = vary_like(jnp.zeros((window.num_rows,) + rows.shape[1:], rows.dtype), rows)
+    empty = vary_like(jnp.zeros((window.num_rows, *rows.shape[1:]), rows.dtype), rows)
     return exchange(rows, empty, window.dispatch, axis_name)

@@ -115,9 +115,7 @@ def _starts(aligned: jax.Array, num_mains: int, first_slot_row: int) -> tuple[ja
     mains, slots = aligned[:, :num_mains], aligned[:, num_mains:]
     end_of_mains = mains.sum(1, dtype=jnp.int32)
     first_slot = jnp.maximum(end_of_mains, first_slot_row)
-    start = jnp.concatenate(
-        [_exclusive_cumsum(mains, 1), first_slot[:, None] + _exclusive_cumsum(slots, 1)], axis=1
-    )
+    start = jnp.concatenate([_exclusive_cumsum(mains, 1), first_slot[:, None] + _exclusive_cumsum(slots, 1)], axis=1)
     slot_rows = slots.sum(1, dtype=jnp.int32)
     return start, jnp.where(slot_rows > 0, first_slot + slot_rows, end_of_mains)
 
@@ -129,7 +127,7 @@ def _send_order_start(demand: jax.Array, expert: jax.Array) -> jax.Array:
 
 def _served_by_lower_ranks(send_rows: jax.Array, expert: jax.Array, num_experts: int) -> jax.Array:
     """[R, J] my rows for the same expert that lower ranks serve (an expert is at most once on a rank)."""
-    num_ranks, num_instances = expert.shape
+    num_ranks = expert.shape[0]
     rank = jnp.broadcast_to(jnp.arange(num_ranks, dtype=jnp.int32)[:, None], expert.shape)
     row = jnp.where(expert >= 0, expert, num_experts)
     table = jnp.zeros((num_experts + 1, num_ranks), jnp.int32).at[row, rank].add(send_rows)

@@ -17,7 +17,7 @@ class Status(enum.IntFlag):
     OVER_EMPTY_COST = 4
     """The predicted time is above that of the empty plan. Only the paper's planner may do so."""
     BAD_INPUT = 8
-    """Demand was negative or summed to 2^31 or more: nothing is planned (no slot, no quota). Stop and look at the router."""
+    """Demand was negative or summed to 2^31 or more: nothing is planned (no slot, no quota). Look at the router."""
 
 
 class Plan(NamedTuple):
@@ -33,6 +33,6 @@ class Plan(NamedTuple):
     rank_load: jax.Array | np.ndarray
     """int32 [R]: assignments executed by each rank, the sum of `quota` over s and j."""
     predicted_ps: jax.Array | np.ndarray
-    """int32 [2]: predicted time of the layer in picoseconds, high and low 32-bit word (`cost.picoseconds` joins them)."""
+    """int32 [2]: predicted time in picoseconds, high and low 32-bit word (`topoep_jax.plan.picoseconds` joins them)."""
     status: jax.Array | np.ndarray
     """int32 []: bits of `Status`."""

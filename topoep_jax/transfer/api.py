@@ -36,7 +36,7 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
         output_offsets=jnp.where(mine, jnp.arange(num_slots, dtype=jnp.int32), 0).reshape(-1),
         recv_sizes=wanted.astype(jnp.int32).reshape(-1),
     )
-    empty = vary_like(jnp.zeros((num_slots,) + mains.shape[1:], mains.dtype), mains)
+    empty = vary_like(jnp.zeros((num_slots, *mains.shape[1:]), mains.dtype), mains)
     return exchange(mains, empty, segments, axis_name)
 
 
@@ -67,7 +67,8 @@ def push(slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, a
         output_offsets=jnp.where(sent, me * num_slots + slot, 0).reshape(-1),
         recv_sizes=(owner == me).astype(jnp.int32).reshape(-1),
     )
-    target = jnp.where(owner == me, slot_expert % num_mains, -1).reshape(-1)  # [R * N]: which main each staged row feeds
+    # [R * N]: the main that each staged row feeds, -1 for a row of another owner.
+    target = jnp.where(owner == me, slot_expert % num_mains, -1).reshape(-1)
     num_pieces = _num_pieces(num_ranks * num_slots, size)
     piece = size // num_pieces
 
@@ -97,4 +98,5 @@ def _add_in_order(grads: jax.Array, staged: jax.Array, target: jax.Array) -> jax
 
 def _num_pieces(num_rows: int, size: int) -> int:
     """The fewest equal slices of `size` f32 columns that keep `num_rows` staged rows within STAGING_BYTES."""
-    return next(p for p in range(1, size + 1) if size % p == 0 and (num_rows * (size // p) * 4 <= STAGING_BYTES or p == size))
+    fits = lambda columns: num_rows * columns * 4 <= STAGING_BYTES or columns == 1  # noqa: E731
+    return next(p for p in range(1, size + 1) if size % p == 0 and fits(size // p))
