@@ -78,10 +78,8 @@ def test_linen_module_equals_the_nnx_module():
     linen = topoep_jax.linen.MoE(**SIZES, mesh=MESH, topology=NODES, block_rows=8, num_slots=2)
     variables = jax.jit(linen.init)(jax.random.key(0), x)
     assert set(variables["params"]) == {"w", "router"}
-    values = {"w": moe.w[...], "router": moe.router[...]}
-    shaped = jax.tree.unflatten(
-        jax.tree.structure(variables["params"]), jax.tree.leaves({k: values[k] for k in sorted(values)})
-    )
+    values = {"router": moe.router[...], "w": moe.w[...]}
+    shaped = jax.tree.unflatten(jax.tree.structure(variables["params"]), jax.tree.leaves(values))
     y, metrics = jax.jit(linen.apply)({**variables, "params": shaped}, x)
     want, want_metrics = nnx.jit(lambda moe, x: moe(x))(moe, x)
     np.testing.assert_array_equal(y, want)
@@ -165,9 +163,8 @@ def test_pmap_gives_the_same_rows_as_shard_map():
         in_axes=(0, None, 0),
         devices=jax.devices()[:8],
     )(np.asarray(params["w"]).reshape(8, 2, -1), np.asarray(params["router"]), np.asarray(x))
-    want, want_metrics, _ = jax.jit(lambda p, x: run_on_mesh(config, p, x, jnp.ones((72,), bool)))(
-        params, x.reshape(72, -1)
-    )
+    whole = jax.jit(lambda p, x: run_on_mesh(config, p, x, jnp.ones((72,), bool)))
+    want, want_metrics, _ = whole(params, x.reshape(72, -1))
     np.testing.assert_array_equal(np.asarray(y).reshape(72, -1), want)
     jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
 
@@ -177,10 +174,10 @@ def test_types_are_checked_under_check_vma():
     params = init_params(jax.random.key(0), config)
     x, mask = tokens(72), jnp.ones((72,), bool)
     target = jnp.ones_like(x)
-    run = {
-        vma: with_gradients(lambda p, x, m, v=vma: run_on_mesh(config, p, x, m, check_vma=v)) for vma in (True, False)
-    }
-    checked, unchecked = (run[vma](params, x, mask, target) for vma in (True, False))
+    checked, unchecked = (
+        with_gradients(lambda p, x, m, vma=vma: run_on_mesh(config, p, x, m, check_vma=vma))(params, x, mask, target)
+        for vma in (True, False)
+    )
     jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-6, atol=1e-7), checked, unchecked)
     with pytest.raises(ValueError, match="out_specs"):
         jax.jit(
@@ -245,10 +242,8 @@ def test_drop_keeps_what_fits_and_counts_the_rest():
     w = params["w"].astype(jnp.float32)
     gate, up = jnp.split(jnp.einsum("th,ehf->tef", x, w[:, :256].reshape(16, 16, 16)), 2, axis=-1)
     per_expert = jnp.einsum("tef,efh->teh", jax.nn.silu(gate) * up, w[:, 256:].reshape(16, 8, 16))
-    missing = sum(
-        lost[:, k, None] * jnp.take_along_axis(per_expert, jnp.maximum(chosen, 0)[:, k, None, None], 1)[:, 0]
-        for k in range(3)
-    )
+    of_chosen = jnp.take_along_axis(per_expert, jnp.maximum(chosen, 0)[:, :, None], 1)
+    missing = (lost[:, :, None] * of_chosen).sum(1)
     assert error(y_all - y, missing) <= 2e-5
 
 

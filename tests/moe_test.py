@@ -97,9 +97,8 @@ def make_inputs(program, scenario):
     params["router"] = jnp.asarray(router)
     if "correction_bias" in params:
         bias = rng.normal(size=config.num_experts) * 0.1
-        params["correction_bias"] = jnp.asarray(
-            bias + (5.0 if scenario.hot else 0.0) * (np.arange(len(bias)) == 0), jnp.float32
-        )
+        bias[0] += 5.0 * scenario.hot
+        params["correction_bias"] = jnp.asarray(bias, jnp.float32)
     mask = rng.random(num_tokens) >= scenario.padding
     empty = [r for r in scenario.empty_ranks if r < config.num_ranks - 1 or not scenario.name.startswith("only")]
     mask.reshape(config.num_ranks, -1)[empty] = False

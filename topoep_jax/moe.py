@@ -43,8 +43,8 @@ def moe_layer(
 
     Args:
       params: `w` [E/R, 3 H I] this rank's packed experts (gate and up as [H, 2 I], then down as [I, H]);
-        `router` [H, E]; `correction_bias` f32 [E] for the "glm4" router; `shared_gate_up` [H, 2 S] and `shared_down` [S, H] where
-        `config.shared_ffn` = S > 0. All but `w` are the same on every rank. `init_params` makes them.
+        `router` [H, E]; `correction_bias` f32 [E] for the "glm4" router; `shared_gate_up` [H, 2 S] and `shared_down`
+        [S, H] where `config.shared_ffn` = S > 0. All but `w` are the same on every rank. `init_params` makes them.
       x: [T, H] this rank's tokens; T may be anything, and is the same on every rank.
       axis_name: the expert-parallel axis, of `config.num_ranks` ranks.
       config: the layer.
@@ -82,6 +82,7 @@ def moe_layer(
         block_rows=config.block_rows,
         planner=config.planner,
     )
+    slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
     y = planned_experts(
         config,
         axis_name,
@@ -90,12 +91,12 @@ def moe_layer(
         vary_like(params["w"], x),
         chosen.expert_idx,
         omega,
-        plan.slot_expert,
-        plan.quota,
+        slot_expert,
+        quota,
     )
     if config.shared_ffn:
         y = y + _shared_experts(params, x)
-    layout = build_layout(config, omega, plan.slot_expert, plan.quota, num_assignments, axis_name)
+    layout = build_layout(config, omega, slot_expert, quota, num_assignments, axis_name)
     overflow = dropped_rows(config, layout, num_assignments)
     drops = config.overflow == "drop"
     return y, measure(
