@@ -1,8 +1,8 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
 #   make setup | train | test | test-full | lint | bench | clean
-#   PYTHON=python3.12   interpreter of the virtual environment (default: the first of 3.11, 3.12, 3.13 that works)
-#   VENV=.venv312       its folder
+#   VENV=.venv312       folder of the virtual environment
+#   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   ARGS="--steps=300"  passed on by train, test, test-full and bench
 
 PYTHON :=
