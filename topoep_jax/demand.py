@@ -27,7 +27,7 @@ def count_demand(expert_idx: jax.Array, num_experts: int) -> jax.Array:
     if num_experts < 1:
         raise ValueError(f"num_experts={num_experts} must be at least 1")
     flat = as_expert_idx(expert_idx, num_experts).reshape(-1)
-    # Padding gets a column of its own: a negative index would wrap around to the last experts.
+    # Padding and experts that do not exist share a column of their own, which is cut off.
     column = jnp.where((flat >= 0) & (flat < num_experts), flat, num_experts)
     count = jnp.zeros(num_experts + 1, jnp.int32).at[column].add(1, mode="promise_in_bounds")[:num_experts]
     return jnp.where((flat >= num_experts).any(), -1, count)

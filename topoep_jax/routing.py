@@ -161,18 +161,10 @@ def get_router(name: str) -> Callable[..., Routing]:
     return ROUTERS[name]
 
 
-def mask_logits(logits: jax.Array, mask: jax.Array) -> jax.Array:
-    """Logits with the rows of padding tokens at 0, so that whatever stood there (NaN too) meets no gradient.
-
-    Args:
-      logits: float [T, E].
-      mask: bool [T], true for valid tokens.
-    """
-    return jnp.where(_token_mask(mask, logits.shape[0]), logits, jnp.zeros((), logits.dtype))
-
-
 def apply_mask(routing: Routing, mask: jax.Array) -> Routing:
-    """Takes padding tokens out: expert -1, weight 0, no gradient (their logits must be finite: see `mask_logits`).
+    """Takes padding tokens out: expert -1, weight 0, gradient 0.
+
+    The logits of padding must be finite, since a gradient of 0 times NaN is NaN: zero the tokens before the router.
 
     Args:
       routing: of T tokens.
@@ -298,11 +290,10 @@ def _softmax(x: jax.Array, valid: jax.Array, floor: float = -math.inf) -> jax.Ar
 
     Invalid and -inf entries get 0 with zero gradient, also where a whole row is so. NaN stays NaN.
     """
-    live = valid & (x != -jnp.inf)
-    peak = lax.stop_gradient(jnp.max(jnp.where(live, x, -jnp.inf), axis=1, keepdims=True))
+    peak = lax.stop_gradient(jnp.max(jnp.where(valid, x, -jnp.inf), axis=1, keepdims=True))
     peak = jnp.maximum(peak, floor)
     peak = jnp.where(peak == -jnp.inf, 0.0, peak)
     # The inner where keeps exp away from what the outer one drops: 0 x inf in its gradient would be NaN.
-    share = jnp.where(live, jnp.exp(jnp.where(live, x - peak, 0.0)), 0.0)
+    share = jnp.where(valid, jnp.exp(jnp.where(valid, x - peak, 0.0)), 0.0)
     total = share.sum(axis=1, keepdims=True) + jnp.exp(floor - peak)
     return share / jnp.where(total == 0, 1.0, total)
