@@ -19,7 +19,7 @@ class Vector:
 
     Attributes:
       rule: what it shows.
-      ranks_per_domain: the topology is uniform.
+      domains: the domain of each rank, one digit per rank.
       num_slots: N.
       ffn: width of an expert.
       omega: [R, E].
@@ -29,7 +29,7 @@ class Vector:
     """
 
     rule: str
-    ranks_per_domain: int
+    domains: str
     num_slots: int
     ffn: int
     omega: list[list[int]]
@@ -39,7 +39,7 @@ class Vector:
 
     @property
     def topology(self):
-        return Topology.uniform(len(self.omega) // self.ranks_per_domain, self.ranks_per_domain)
+        return Topology(tuple(map(int, self.domains)))
 
     @property
     def cost(self):
@@ -49,7 +49,7 @@ class Vector:
 VECTORS = {
     "A": Vector(
         "expert 2 comes to rank 0 for traffic, then expert 0 leaves it for balance",
-        2, 1, 2,
+        "0011", 1, 2,
         [[6, 0, 8, 0], [0, 6, 0, 0], [0, 0, 0, 10], [0, 0, 10, 0]],
         [[2], [0], [-1], [-1]],
         [10, 10, 10, 10],
@@ -57,7 +57,7 @@ VECTORS = {
     ),
     "B": Vector(
         "half of an odd gap rounds down; rows leave in ascending source rank",
-        2, 1, 2,
+        "00", 1, 2,
         [[7, 0], [4, 0]],
         [[-1], [0]],
         [6, 5],
@@ -65,7 +65,7 @@ VECTORS = {
     ),
     "C": Vector(
         "a benefit of zero is no benefit; the domain without a local copy still uses the main",
-        2, 1, 2,
+        "0011", 1, 2,
         [[0, 0, 4, 3], [0, 0, 0, 0], [1, 0, 0, 0], [0, 2, 0, 0]],
         [[2], [0], [3], [-1]],
         [4, 3, 1, 2],
@@ -73,7 +73,7 @@ VECTORS = {
     ),
     "D": Vector(
         "equal benefits go by expert, equal ranks by slots in use",
-        2, 2, 4,
+        "0011", 2, 4,
         [[5, 5, 7, 7], [0, 0, 0, 0], [9, 0, 0, 0], [2, 0, 1, 0]],
         [[2, -1], [3, -1], [0, -1], [0, -1]],
         [12, 12, 6, 6],
@@ -84,7 +84,7 @@ VECTORS = {
     ),
     "E": Vector(
         "one hot rank feeds two others, half a gap at a time",
-        3, 1, 2,
+        "000", 1, 2,
         [[10, 1, 1], [9, 0, 0], [0, 0, 0]],
         [[-1], [0], [0]],
         [7, 7, 7],
@@ -95,7 +95,7 @@ VECTORS = {
     ),
     "F": Vector(
         "a source without a local instance spreads over all; the odd row starts at its own turn",
-        1, 1, 2,
+        "012", 1, 2,
         [[0, 0, 0], [5, 0, 0], [3, 0, 0]],
         [[-1], [0], [-1]],
         [2, 6, 0],
@@ -103,17 +103,33 @@ VECTORS = {
     ),
     "G": Vector(
         "of two equal moves the one with the NVLink pull wins",
-        2, 1, 2,
+        "0011", 1, 2,
         [[10, 0, 0, 0], [0, 10, 0, 0], [8, 0, 6, 0], [0, 0, 0, 6]],
         [[-1], [-1], [0], [2]],
         [10, 10, 10, 10],
         {(0, 0, 0): 10, (1, 1, 0): 10, (2, 2, 0): 2, (2, 2, 1): 8, (2, 3, 1): 4, (3, 3, 0): 6},
     ),
+    "H": Vector(
+        "moves that tie in all else go by target before expert: 3 to rank 1, not 0 to rank 2; domains are uneven",
+        "0001", 2, 2,
+        [[18, 0, 0, 29], [0, 0, 0, 0], [0, 0, 0, 0], [0, 0, 0, 0]],
+        [[3, -1], [3, -1], [0, 3], [-1, -1]],
+        [16, 16, 15, 0],
+        {(0, 0, 0): 6, (0, 0, 1): 10, (0, 1, 1): 16, (0, 2, 1): 12, (0, 2, 2): 3},
+    ),
+    "I": Vector(
+        "the remainder of 2 rows over 3 instances starts at source 4's turn, the instance on rank 1",
+        "01234", 1, 2,
+        [[0, 0, 0, 0, 0], [4, 0, 0, 0, 0], [4, 0, 0, 0, 0], [0, 0, 0, 0, 0], [2, 0, 0, 0, 0]],
+        [[-1], [0], [0], [-1], [-1]],
+        [0, 5, 5, 0, 0],
+        {(1, 1, 1): 4, (2, 2, 1): 4, (4, 1, 1): 1, (4, 2, 1): 1},
+    ),
     # The paper gives the loads (14 and 6, then 10 and 10), the 8 rows of expert 4 from GPU 0, and the two replicas. We
     # give GPU 0 two mains of 3 rows each: a single main of 6 rows would move instead, its pull being NVLink.
     "figure_9": Vector(
         "8 rows of expert 4 cross; E4' on GPU 0 keeps them home (14, 6), E4'' on GPU 1 takes 4 of them (10, 10)",
-        2, 1, 4,
+        "0011", 1, 4,
         [
             [3, 3, 0, 0, 8, 0, 0, 0],
             [0, 0, 3, 3, 0, 0, 0, 0],
