@@ -36,7 +36,7 @@ class TrainConfig:
     dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32; parameters are always float32")
     remat: bool = _setting(False, "recompute each layer in the backward pass")
 
-    batch_size: int = _setting(16, "sequences per step over all ranks, a multiple of --ep")
+    batch_size: int = _setting(8, "sequences per step over all ranks, a multiple of --ep")
     seq_len: int = _setting(256, "tokens per sequence")
     lr: float = _setting(3e-3, "peak learning rate")
     warmup: int = _setting(20, "steps of linear warm-up; a cosine to a tenth of the peak follows")
@@ -98,15 +98,16 @@ class TrainConfig:
         path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
 
 
-def define_flags() -> None:
+def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Makes one absl flag of every field of `TrainConfig`."""
     makers: dict[Any, Any] = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_boolean}
     for field in dataclasses.fields(TrainConfig):
+        meaning = field.metadata["help"]
         if field.name == "data":
-            flags.DEFINE_multi_string(field.name, [], field.metadata["help"])
+            flags.DEFINE_multi_string(field.name, [], meaning, flag_values=values)
         else:
             make = makers.get(field.type, flags.DEFINE_float)
-            make(field.name, field.default, field.metadata["help"])
+            make(field.name, field.default, meaning, flag_values=values)
 
 
 def from_flags(parsed: flags.FlagValues) -> TrainConfig:
