@@ -64,13 +64,13 @@ def moe_layer(
     if mask is not None:
         x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
     logits = lax.dot_general(x.astype(jnp.float32), params["router"].astype(jnp.float32), (((1,), (0,)), ((), ())))
+    bad = routing.has_bad_logits(logits, mask)
     if config.forced is not None:
         rank = lax.axis_index(axis_name)
         logits = routing.forced_logits(config.forced, logits, layer=layer, step=step, rank=rank)
     chosen = _route(config, params, logits, replay)
     if mask is not None:
         chosen = routing.apply_mask(chosen, mask)
-    bad = routing.has_bad_logits(logits, mask)
     omega = gather_demand(chosen.expert_idx, config.num_experts, axis_name, bad=bad)
     num_assignments = chosen.expert_idx.size
     plan = solve_plan(
