@@ -11,7 +11,7 @@ import pytest
 
 from tests.cases import SKEWS, named
 from tests.generator import biased_demand, score
-from topoep_jax.plan import solve_plan
+from topoep_jax.plan import picoseconds, solve_plan
 
 PAPER_ROWS = {
     "qwen3_30b": ["1.24, 62.1, 8.94", "1.48, 41.5, 9.78", "1.75, 23.5, 9.84", "1.95, 6.8, 9.14", "1.44, 1.3, 7.06"],
@@ -83,7 +83,9 @@ def scores(name):
     for seed in SEEDS.get(name, range(5)):
         for skew, omega in biased_demand(case, SKEWS, seed).items():
             for planner, run in solve.items():
-                result.setdefault((planner, skew), []).append(score(case, run(omega.astype(np.int32))))
+                plan = run(omega.astype(np.int32))
+                result.setdefault((planner, skew), []).append(score(case, plan))
+                assert picoseconds(plan.predicted_ps) == result[planner, skew][-1].bottleneck_ps
     return result
 
 
