@@ -68,5 +68,6 @@ class Attention(nnx.Module):
         query = rotate(self.query_norm(self.query(x).reshape(split)), theta=self.rope_theta)
         key = rotate(self.key_norm(self.key(x).reshape(split)), theta=self.rope_theta)
         value = self.value(x).reshape(split)
-        mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
+        with jax.numpy_dtype_promotion("standard"):  # JAX's own code promotes bfloat16 scores to f32 implicitly.
+            mixed = jax.nn.dot_product_attention(query, key, value, is_causal=True)
         return self.out(mixed.reshape(*x.shape[:2], -1))

@@ -20,7 +20,9 @@ class Checkpoints:
     def __init__(self, folder: pathlib.Path) -> None:
         # Saved in the foreground: the state is donated to the next step, and a run must be able to stop at any moment.
         options = ocp.CheckpointManagerOptions(max_to_keep=2, enable_async_checkpointing=False)
-        self._manager = ocp.CheckpointManager(folder.absolute(), options=options)
+        self._manager = ocp.CheckpointManager(
+            folder.absolute(), options=options, item_handlers=ocp.StandardCheckpointHandler()
+        )
         self._folder = folder
 
     def __enter__(self) -> "Checkpoints":

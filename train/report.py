@@ -14,6 +14,7 @@ matplotlib.use("Agg")  # Files only; a run must not need a display.
 import matplotlib.pyplot as plt
 
 _BEFORE, _AFTER, _INK, _FAINT = "#d1495b", "#00798c", "#2b2d42", "#8d99ae"
+_LOAD_COLORS = matplotlib.colors.LinearSegmentedColormap.from_list("load", ["#eaf1f3", "#7fbcc4", _AFTER, "#0b2b3a"])
 _STYLE: Any = {
     "axes.edgecolor": _FAINT,
     "axes.labelcolor": _INK,
@@ -139,9 +140,10 @@ def write_report(run_dir: pathlib.Path, records: list[dict[str, Any]], summary: 
 
 
 def _smooth(values: np.ndarray) -> np.ndarray:
-    """Centred moving mean over a fifteenth of the run, with shorter windows at the ends."""
-    reach = max(1, len(values) // 30)
-    return np.array([values[max(0, i - reach) : i + reach + 1].mean() for i in range(len(values))])
+    """Centred moving mean over a fifteenth of the run; windows shrink at the ends, so that those are not bent."""
+    last = len(values) - 1
+    reach = [min(i, last - i, max(1, len(values) // 30)) for i in range(len(values))]
+    return np.array([values[i - r : i + r + 1].mean() for i, r in enumerate(reach)])
 
 
 def _column(records: list[dict[str, Any]], name: str) -> np.ndarray:
@@ -184,16 +186,18 @@ def _draw_expert_load(records: list[dict[str, Any]], summary: dict[str, Any]) ->
     load = load / load.mean(axis=1, keepdims=True)
     num_layers, num_experts = load.shape
     figure, axes = plt.subplots(figsize=(10, 1.6 + 0.5 * min(num_layers, 12)), layout="constrained")
-    image = axes.imshow(load, aspect="auto", cmap="magma", vmin=0, interpolation="nearest")
+    image = axes.imshow(load, aspect="auto", cmap=_LOAD_COLORS, vmin=0, interpolation="nearest")
     domain = summary["domain_of_rank"]
     for rank in range(1, len(domain)):
         edge = rank * num_experts / len(domain) - 0.5
-        axes.axvline(edge, color="white", linewidth=3 if domain[rank] != domain[rank - 1] else 0.6)
+        axes.axvline(edge, color="white", linewidth=9 if domain[rank] != domain[rank - 1] else 2.5)
     ticks = [(rank + 0.5) * num_experts / len(domain) - 0.5 for rank in range(len(domain))]
     axes.set_xticks(ticks, [f"rank {rank}" for rank in range(len(domain))])
     axes.set_yticks(range(num_layers), [f"layer {layer}" for layer in range(num_layers)])
     axes.tick_params(length=0)
     axes.spines[:].set_visible(False)
-    axes.set_title(f"Load of each expert on its main rank, last {len(recent)} steps (thick line: domain boundary)")
+    axes.set_title(
+        f"Load of every expert under its main rank, last {len(recent)} steps; the wide gap parts the domains"
+    )
     figure.colorbar(image, ax=axes, label="load / mean", pad=0.01).outline.set_visible(False)
     return figure

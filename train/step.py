@@ -144,7 +144,7 @@ def build(config: TrainConfig) -> Program:
 
     def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, StepMetrics]:
         (loss, moe), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, tokens, state.step)
-        metrics = StepMetrics(loss, optax.global_norm(grads), moe)
+        metrics = StepMetrics(loss, optax.tree.norm(grads), moe)
         updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
         updated = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
         sound = is_sound(metrics)
