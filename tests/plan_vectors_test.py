@@ -125,6 +125,14 @@ VECTORS = {
         [0, 5, 5, 0, 0],
         {(1, 1, 1): 4, (2, 2, 1): 4, (4, 1, 1): 1, (4, 2, 1): 1},
     ),
+    "J": Vector(
+        "rank 0 gives away all rows of its replica: it is dropped, and rank 2 may not use that slot",
+        "0001", 1, 2,
+        [[3, 3, 0, 0, 0, 0, 4, 0], [0] * 8, [0, 0, 0, 0, 9, 0, 0, 0], [0] * 8],
+        [[-1], [6], [-1], [-1]],
+        [6, 4, 9, 0],
+        {(0, 0, 0): 3, (0, 0, 1): 3, (0, 1, 2): 4, (2, 2, 0): 9},
+    ),
     # The paper gives the loads (14 and 6, then 10 and 10), the 8 rows of expert 4 from GPU 0, and the two replicas. We
     # give GPU 0 two mains of 3 rows each: a single main of 6 rows would move instead, its pull being NVLink.
     "figure_9": Vector(
