@@ -1,4 +1,4 @@
-"""The long versions of `train_test.py`, on the trainer's default model: `make test-full`, some 20 minutes on 2 cores."""
+"""The long versions of `train_test.py`, on the trainer's default model; some 20 minutes on 2 cores."""
 
 import json
 import pathlib

@@ -10,6 +10,8 @@ from absl import flags
 
 from models.qwen3_moe import Qwen3MoEConfig
 
+flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
+
 MODELS = {"tiny": Qwen3MoEConfig.tiny, "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b}
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 

@@ -4,7 +4,6 @@ Parse, build, loop. Without arguments it reads Python's own library and trains o
 domains of four ranks.
 """
 
-import os
 import pathlib
 import signal
 import sys
@@ -36,15 +35,17 @@ class RunStopped(RuntimeError):
 
 def main(argv: list[str]) -> None:
     if len(argv) > 1:
-        sys.exit(f"error: {argv[1]!r} is no flag: write --name=value, see --help")
+        sys.exit(f"error: {argv[1]!r} is no flag: write --name=value, and quote globs; see --help")
     if not flags.FLAGS["verbosity"].present:
         logging.set_verbosity(logging.WARNING)  # The checkpoint library tells each of its steps.
     try:
         config = from_flags(flags.FLAGS)
         emulate_devices(config)
         train(config)
-    except (ValueError, RunStopped) as error:
+    except (ValueError, OSError, RunStopped) as error:
         sys.exit(f"error: {error}")
+    except KeyboardInterrupt:
+        sys.exit("interrupted; what was saved last is unharmed")
 
 
 def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -73,9 +74,9 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         done = int(state.step)
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
+        log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else None, keep=done)
         if _is_lead():
             config.save(run_dir / "config.json")
-        log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else pathlib.Path(os.devnull), keep=done)
         _say(_headline(config, program, len(tokens)))
         _loop(config, program, state, stream, checkpoints, log, on_step)
     return _finish(config, program, log.records)

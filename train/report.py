@@ -2,7 +2,7 @@
 
 import json
 import pathlib
-from typing import Any
+from typing import Any, TextIO
 
 import matplotlib
 import numpy as np
@@ -67,18 +67,27 @@ def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float)
 class Log:
     """`metrics.jsonl`, one line per step; a resumed run keeps the lines up to its checkpoint and goes on below them."""
 
-    def __init__(self, path: pathlib.Path, *, keep: int) -> None:
-        lines = path.read_text().splitlines()[:keep] if keep else []
-        self.records = [json.loads(line) for line in lines]
-        self._file = path.open("w", buffering=1)
-        self._file.writelines(line + "\n" for line in lines)
+    def __init__(self, path: pathlib.Path | None, *, keep: int) -> None:
+        """Opens `path`, or with None only collects; raises ValueError where fewer than `keep` lines are there."""
+        self.records: list[dict[str, Any]] = []
+        self._file: TextIO | None = None
+        if path is None:
+            return
+        lines = path.read_text().splitlines(keepends=True) if keep else []
+        if len(lines) < keep:
+            raise ValueError(f"{path} has {len(lines)} lines, but the checkpoint is of step {keep}: restore the file")
+        self.records += [json.loads(line) for line in lines[:keep]]
+        self._file = path.open("a", buffering=1)
+        self._file.truncate(sum(len(line.encode()) for line in lines[:keep]))
 
     def append(self, record: dict[str, Any]) -> None:
         self.records.append(record)
-        self._file.write(json.dumps(record) + "\n")
+        if self._file:
+            self._file.write(json.dumps(record) + "\n")
 
     def close(self) -> None:
-        self._file.close()
+        if self._file:
+            self._file.close()
 
 
 def summarize(records: list[dict[str, Any]], *, planner: str, topology: Topology) -> dict[str, Any]:

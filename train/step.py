@@ -64,16 +64,16 @@ def make_mesh(config: TrainConfig) -> Mesh:
     """A mesh of `config.ep` devices along axis "ep".
 
     Raises:
-      RuntimeError: too few devices.
+      ValueError: too few devices, or devices without work in a run of several processes.
     """
     devices = jax.devices()
     if len(devices) < config.ep:
-        raise RuntimeError(
+        raise ValueError(
             f"--ep={config.ep} needs {config.ep} devices, but JAX sees {len(devices)} ({devices[0].platform}):"
             f" {how_to_emulate(config)}"
         )
     if len(devices) > config.ep and config.num_processes > 1:
-        raise RuntimeError(
+        raise ValueError(
             f"--ep={config.ep} leaves devices unused: {config.num_processes} processes have {len(devices)} together;"
             f" pass --ep={len(devices)}"
         )
@@ -107,13 +107,13 @@ def build(config: TrainConfig) -> Program:
     """Makes the functions of a run; nothing is compiled or allocated yet.
 
     Raises:
-      RuntimeError: too few devices. ValueError: shapes that fit neither each other nor the mesh.
+      ValueError: too few devices, or shapes that fit neither each other nor the mesh.
     """
     mesh = make_mesh(config)
     optimizer = make_optimizer(config)
     moe_options = {
         "planner": config.planner,
-        "num_slots": config.num_slots,
+        "num_slots": config.num_slots if config.ep > 1 else 0,  # A rank alone has no one to replicate.
         "block_rows": config.block_rows,
         "topology": make_topology(config, mesh),
         "forced": None if config.skew is None else Forced(config.skew, config.seed),
