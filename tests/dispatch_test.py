@@ -10,7 +10,8 @@ from jax.sharding import PartitionSpec as P
 from tests.plans import random_demand, random_plan
 from topoep_jax import LayerConfig, Topology
 from topoep_jax.combine import combine, sum_over_experts
-from topoep_jax.dispatch import build_layout, dispatch, send_order, window
+from topoep_jax.dispatch import as_triple, build_layout, dispatch, send_order, window
+from topoep_jax.plan import Plan
 
 CASES = [(1, 4, 0, 1), (2, 8, 3, 2), (8, 16, 2, 1), (8, 8, 4, 2)]  # ranks, experts, slots, chunks
 NUM_TOKENS, TOP_K, BLOCK = 23, 2, 4
@@ -126,6 +127,34 @@ def test_every_row_lands_where_one_by_one_placement_puts_it(case):
         valid = expert_idx.reshape(-1) >= 0
         np.testing.assert_array_equal(returned, np.where(valid[:, None], rows, 0))
         np.testing.assert_array_equal(tokens, np.where(valid[:, None], rows, 0).reshape(-1, TOP_K, 2).sum(1))
+
+
+@pytest.mark.parametrize("case", CASES, ids=str)
+def test_the_triple_names_the_instance_that_executes_each_assignment(case):
+    config = make_config(*case)
+    num_ranks, num_instances = config.num_ranks, config.num_instances
+    run = jax.jit(as_triple)
+    for seed in range(6):
+        rng = np.random.default_rng(seed)
+        expert_idx, _, slot_expert, quota = make_case(rng, config)
+        plan = Plan(slot_expert, quota, quota.sum((0, 2)), np.zeros(2, np.int32), np.zeros((), np.int32))
+        weight = rng.random(expert_idx.shape).astype(np.float32)
+        want = np.full((num_ranks, NUM_TOKENS * TOP_K), -1)
+        start, rows_of = {}, quota.sum(0)
+        placed = place_one_by_one(config, expert_idx, slot_expert, quota)
+        for (rank, _), (source, assignment) in sorted(placed.items()):
+            instance, left = start.get(rank, (-1, 0))
+            while left == 0:
+                instance += 1
+                left = rows_of[rank, instance]
+            start[rank] = (instance, left - 1)
+            want[source, assignment] = rank * num_instances + instance
+        for rank in range(num_ranks):
+            physical, instance, rerouted = (np.asarray(v) for v in run(plan, expert_idx[rank], weight[rank], rank))
+            np.testing.assert_array_equal(instance.reshape(-1), want[rank])
+            valid = expert_idx[rank] >= 0
+            np.testing.assert_array_equal(physical[instance[valid]], expert_idx[rank][valid])
+            np.testing.assert_array_equal(rerouted, np.where(valid, weight[rank], 0))
 
 
 def test_send_order_is_stable_and_puts_padding_last():

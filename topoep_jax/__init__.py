@@ -6,6 +6,7 @@ with `moe_layer` inside your own shard_map or pmap, or with `solve_plan` alone t
 
 from topoep_jax import linen as linen
 from topoep_jax.config import LayerConfig as LayerConfig
+from topoep_jax.dispatch import as_triple as as_triple
 from topoep_jax.metrics import MoEMetrics as MoEMetrics
 from topoep_jax.moe import MoE as MoE
 from topoep_jax.moe import init_params as init_params
