@@ -40,7 +40,7 @@ class TrainConfig:
 
     batch_size: int = _setting(8, "sequences per step over all ranks, a multiple of --ep")
     seq_len: int = _setting(256, "tokens per sequence")
-    lr: float = _setting(3e-3, "peak learning rate")
+    lr: float = _setting(1e-3, "peak learning rate")
     warmup: int = _setting(20, "steps of linear warm-up; a cosine to a tenth of the peak follows")
     weight_decay: float = _setting(0.1, "decoupled weight decay; norms are exempt")
     clip: float = _setting(1.0, "largest global norm of the gradient")
