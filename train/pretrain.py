@@ -139,7 +139,7 @@ def _headline(config: TrainConfig, program: Program, num_tokens: int) -> str:
     source = ", ".join(config.data) or "the Python standard library"
     platform = program.mesh.devices.flat[0].platform
     return (
-        f"{params / 1e6:.1f} M parameters, {config.dtype}; {config.ep} ranks on {platform} in domains of {sizes};"
+        f"{params / 1e6:.1f} M parameters, {config.dtype}; ranks on {platform} in domains of {sizes};"
         f" {num_tokens / 1e6:.1f} M tokens of {source}; run {config.run_dir}"
     )
 
@@ -204,7 +204,8 @@ class _Progress:
         self._steps = steps
         self._bar: tqdm | None = None
         if _is_lead() and sys.stderr.isatty():
-            self._bar = tqdm(total=steps, initial=done, unit="step", dynamic_ncols=True, smoothing=0.1)
+            layout = "{bar:10} {n_fmt}/{total_fmt} [{elapsed}<{remaining}{postfix}]"
+            self._bar = tqdm(total=steps, initial=done, bar_format=layout, dynamic_ncols=True, smoothing=0.1)
 
     def __enter__(self) -> "_Progress":
         return self
