@@ -157,6 +157,22 @@ def test_the_triple_names_the_instance_that_executes_each_assignment(case):
             np.testing.assert_array_equal(rerouted, np.where(valid, weight[rank], 0))
 
 
+def test_the_triple_of_a_refused_plan_serves_nothing_and_bad_arguments_are_named():
+    config = make_config(2, 8, 3, 2)
+    plan = Plan(
+        np.full((2, 3), -1, np.int32), np.zeros((2, 2, 7), np.int32), np.zeros(2), np.zeros(2), np.zeros((), np.int32)
+    )
+    assert config.num_instances == 7
+    expert_idx, weight = jnp.zeros((4, 2), jnp.int32), jnp.ones((4, 2), jnp.float32)
+    triple = as_triple(plan, expert_idx, weight, 1)
+    assert (triple.rerouted_idx == -1).all()
+    assert (triple.rerouted_weight == 0).all()
+    with pytest.raises(ValueError, match=r"rank=2 must be within 0\.\.1"):
+        as_triple(plan, expert_idx, weight, 2)
+    with pytest.raises(ValueError, match="must be int32"):
+        as_triple(plan, weight, weight, 0)
+
+
 def test_send_order_is_stable_and_puts_padding_last():
     order, place = send_order(jnp.asarray([[2, 0], [-1, 2], [0, 1]], jnp.int32), 3)
     np.testing.assert_array_equal(order, [1, 4, 5, 0, 3, 2])

@@ -269,7 +269,7 @@ def test_no_token_anywhere_gives_zeros():
 BAD_CONFIGS = [
     ({"num_experts": 12}, "num_experts=12 is not divisible by the 8 ranks"),
     ({"top_k": 17}, "top_k=17 exceeds num_experts=16"),
-    ({"top_k": 0}, "top_k=0 must be at least 1"),
+    ({"top_k": 0}, "top_k=0 must be an integer of at least 1"),
     ({"num_slots": -1}, "num_slots=-1 must be within 0..14"),
     ({"num_slots": 15}, "num_slots=15 must be within 0..14"),
     ({"cap_factor": 0.0}, "cap_factor=0.0 must be a finite positive number"),
@@ -280,8 +280,17 @@ BAD_CONFIGS = [
     ({"overflow": "ignore"}, "overflow='ignore' must be"),
     ({"transport": "pigeon"}, "transport='pigeon' is not known"),
     ({"chunks": 3}, "chunks=3 must be 1 or 2"),
-    ({"block_rows": 0}, "block_rows=0 must be at least 1"),
-    ({"shared_ffn": -1}, "shared_ffn=-1 must not be negative"),
+    ({"block_rows": 0}, "block_rows=0 must be an integer of at least 1"),
+    ({"shared_ffn": -1}, "shared_ffn=-1 must be an integer of at least 0"),
+    ({"hidden": 2.0}, "hidden=2.0 must be an integer"),
+    ({"num_slots": True}, "num_slots=True must be an integer"),
+    ({"ffn": None}, "ffn=None must be an integer"),
+    ({"cap_factor": "1"}, "cap_factor='1' must be a finite positive number"),
+    ({"topology": (0, 0)}, "topology=(0, 0) must be a Topology"),
+    ({"forced": -2.0}, "forced=-2.0 must be None or Forced(skew)"),
+    ({"router_options": {"scale": 2.0}}, "router_options has 'scale', but router 'qwen3' takes ['renormalize']"),
+    ({"router": "glm4", "router_options": {"scale": float("nan")}}, "scale=nan must be finite"),
+    ({"router": "deepseek_v2"}, "router 'deepseek_v2' needs ['num_groups', 'topk_group'] in router_options"),
 ]
 
 
@@ -317,3 +326,47 @@ def test_shapes_that_do_not_fit_are_named():
         trace(params | {"router": jnp.zeros((16, 8))}, jnp.zeros((16, 16)))
     with pytest.raises(ValueError, match="axis 'ep' has 8 ranks, but the layer's topology describes 4"):
         trace(params, jnp.zeros((16, 16)), dataclasses.replace(config, topology=Topology.uniform(2, 2)))
+
+
+def test_token_axes_must_be_those_of_x():
+    moe, x = make_moe(), tokens(4, 6)
+    with pytest.raises(ValueError, match=r"mask has shape \(6, 4\), but \(4, 6\) is needed"):
+        moe(x, jnp.ones((6, 4), bool))
+    with pytest.raises(ValueError, match=r"replay has shape \(6, 4, 3\), but \(4, 6, 3\) is needed"):
+        moe(x, replay=jnp.zeros((6, 4, 3), jnp.int32))
+    with pytest.raises(ValueError, match="expert_idx holds expert 4294967296"):
+        moe(x, replay=np.full((4, 6, 3), 2**32))
+    with pytest.raises(ValueError, match=r"x has shape \(4, 6, 15\)"):
+        moe(jnp.zeros((4, 6, 15)))
+    with pytest.raises(ValueError, match="0 tokens"):
+        moe(tokens(0, 6))
+    with pytest.raises(ValueError, match="must be a float dtype"):
+        make_moe(dtype=jnp.int32)
+    with pytest.raises(ValueError, match="data_axes='ep' must be a tuple"):
+        make_moe(data_axes="ep")
+
+
+@pytest.mark.parametrize("bad", [jnp.nan, -jnp.inf])
+def test_a_broken_correction_bias_never_becomes_expert_zero(bad):
+    config = layer(NODES, 16, 3, 2, router="glm4")
+    params = init_params(jax.random.key(0), config)
+    params["correction_bias"] = params["correction_bias"].at[5].set(bad)
+    run = jax.jit(lambda p, x: run_on_mesh(config, p, x, jnp.ones((64,), bool)))
+    y, metrics, _ = run(params, tokens(64))
+    assert (metrics.status & Status.BAD_INPUT).all()
+    np.testing.assert_array_equal(y, jnp.zeros_like(y))
+
+
+def test_explicit_mesh_with_a_sharded_inner_token_axis():
+    mesh = Mesh(np.array(jax.devices()[:8]), ("ep",), axis_types=(jax.sharding.AxisType.Explicit,))
+    moe, x = make_moe(mesh), tokens(2, 8)
+    sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P(None, "ep")))
+    y, _ = nnx.jit(lambda moe, x: moe(x))(moe, sharded)
+    assert y.sharding.spec[:2] == (None, "ep")
+    want, _ = nnx.jit(lambda moe, x: moe(x))(make_moe(), x)
+    np.testing.assert_array_equal(y, want)
+
+
+def test_the_receive_buffer_never_exceeds_all_assignments():
+    config = layer(NODES, 16, 3, 2, cap_factor=1e300)
+    assert config.cap_rows(24) == 8 * 24 + 4 * 8

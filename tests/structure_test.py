@@ -27,6 +27,7 @@ ORDER = [
     ["combine"],
     ["pipeline"],
     ["moe"],
+    ["module"],
     ["linen"],
     ["__init__"],
 ]

@@ -125,3 +125,9 @@ def test_bad_meshes_are_named():
         Topology.from_mesh(mesh_of([0, 1]), group_by="node")
     with pytest.raises(ValueError, match=r"no slice index.*group_by='process'"):
         Topology.from_mesh(mesh_of([0, 1]), group_by="slice")
+
+
+@pytest.mark.parametrize("domains", [(0, 10**11), (0.5, 0), "01", (True, False)])
+def test_ids_that_are_no_small_integers_are_refused_at_once(domains):
+    with pytest.raises(ValueError, match="domain_of_rank"):
+        Topology(domains)

@@ -74,6 +74,9 @@ def test_batches_are_a_pure_function_of_seed_and_step():
     ("wrong", "message"),
     [
         ({"steps": 0}, "--steps=0 must be at least 1"),
+        ({"lr": float("nan")}, "--lr=nan must be a finite positive number"),
+        ({"clip": -1.0}, "--clip=-1.0 must be a finite positive number"),
+        ({"weight_decay": -0.1}, "--weight_decay=-0.1 and --warmup=20 must not be negative"),
         ({"batch_size": 9}, "--batch_size=9 is not a multiple of --ep=8"),
         ({"domains": 3}, "--ep=8 is not a multiple of --domains=3"),
         ({"dtype": "float16"}, "--dtype=float16 is unknown: take one of bfloat16, float32"),

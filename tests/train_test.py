@@ -124,9 +124,14 @@ def test_bad_logits_stop_the_run(whole_run, tmp_path):
     (tmp_path / "run/metrics.jsonl").write_text((pathlib.Path(whole_run.run_dir) / "metrics.jsonl").read_text())
     with Checkpoints(tmp_path / "run/checkpoints") as checkpoints:
         checkpoints.save(state)
-    with pytest.raises(pretrain.RunStopped, match=r"step 3: the planner refused the demand of layer 1 \(BAD_INPUT"):
+    message = (
+        r"step 3: the planner refused the demand of layer 1 \(BAD_INPUT.*last checkpoint is of step 2; try a lower rate"
+    )
+    with pytest.raises(pretrain.RunStopped, match=message):
         pretrain.train(config)
     assert len(metrics_of(tmp_path / "run")) == 2
+    with Checkpoints(tmp_path / "run/checkpoints") as checkpoints:
+        assert checkpoints.latest() == 2, "the state that led to a bad step must not become the newest checkpoint"
 
 
 def test_balancing_does_not_change_training(whole_run, tmp_path):

@@ -2,7 +2,9 @@
 
 import dataclasses
 import fractions
+import inspect
 import math
+import numbers
 from collections.abc import Mapping
 from typing import Any, Literal
 
@@ -64,8 +66,8 @@ class LayerConfig:
     def __post_init__(self) -> None:
         if isinstance(self.router_options, Mapping):
             object.__setattr__(self, "router_options", tuple(sorted(self.router_options.items())))
-        for name in ("hidden", "ffn", "num_experts", "top_k", "block_rows"):
-            _require(getattr(self, name) >= 1, f"{name}={getattr(self, name)} must be at least 1")
+        self._check_types()
+        self._check_router()
         ranks, experts = self.num_ranks, self.num_experts
         _require(
             experts % ranks == 0,
@@ -79,16 +81,48 @@ class LayerConfig:
             f"num_slots={self.num_slots} must be within 0..{most}: a rank has {most} experts that are not its own",
         )
         _require(
-            math.isfinite(self.cap_factor) and self.cap_factor > 0,
-            f"cap_factor={self.cap_factor} must be a finite positive number: it sizes the receive buffer in units of"
+            _is_real(self.cap_factor) and math.isfinite(self.cap_factor) and self.cap_factor > 0,
+            f"cap_factor={self.cap_factor!r} must be a finite positive number: it sizes the receive buffer in units of"
             " the mean load, 1.05 is the default",
         )
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
         _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
         _require(self.transport == "xla", f"transport={self.transport!r} is not known: use 'xla'")
-        _require(self.shared_ffn >= 0, f"shared_ffn={self.shared_ffn} must not be negative: 0 means no shared expert")
         _require(self.planner in PLANNERS, f"planner={self.planner!r} is unknown: choose one of {sorted(PLANNERS)}")
-        get_router(self.router)
+
+    def _check_types(self) -> None:
+        """Integers become Python's, which do not overflow; what is no integer is refused."""
+        sizes = dict.fromkeys(("hidden", "ffn", "num_experts", "top_k", "block_rows"), 1) | {"shared_ffn": 0}
+        for name, least in (sizes | {"num_slots": None, "chunks": None}).items():
+            value = getattr(self, name)
+            integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
+            _require(
+                integer and (least is None or value >= least),
+                f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"),
+            )
+            object.__setattr__(self, name, int(value))
+        _require(isinstance(self.topology, Topology), f"topology={self.topology!r} must be a Topology")
+        _require(isinstance(self.hardware, Hardware), f"hardware={self.hardware!r} must be a Hardware")
+        forced = self.forced is None or isinstance(self.forced, Forced)
+        _require(forced, f"forced={self.forced!r} must be None or Forced(skew), as in Forced(-2.0)")
+
+    def _check_router(self) -> None:
+        options = dict(self.router_options)
+        # The selection and the bias are given at every call.
+        known = {
+            name: parameter
+            for name, parameter in inspect.signature(get_router(self.router)).parameters.items()
+            if parameter.kind is parameter.KEYWORD_ONLY and name not in ("expert_idx", "correction_bias")
+        }
+        for name, value in options.items():
+            _require(name in known, f"router_options has {name!r}, but router {self.router!r} takes {sorted(known)}")
+            _require(_is_real(value) and math.isfinite(value), f"router_options: {name}={value!r} must be finite")
+        missing = [name for name, parameter in known.items() if parameter.default is parameter.empty]
+        missing = [name for name in missing if name not in options]
+        _require(
+            not missing,
+            f"router {self.router!r} needs {missing} in router_options: take them from the model's configuration",
+        )
 
     @property
     def num_ranks(self) -> int:
@@ -118,7 +152,9 @@ class LayerConfig:
     def cap_rows(self, num_assignments: int) -> int:
         """The bound on a rank's aligned rows for A = `num_assignments` per rank."""
         factor = fractions.Fraction(repr(float(self.cap_factor)))
-        return _round_up(math.ceil(factor * num_assignments), self.block_rows) + self.num_instances * self.block_rows
+        # No rank can be asked for more than all assignments, whatever the factor.
+        rows = min(math.ceil(factor * num_assignments), self.num_ranks * num_assignments)
+        return _round_up(rows, self.block_rows) + self.num_instances * self.block_rows
 
     def window_rows(self, num_assignments: int) -> tuple[int, ...]:
         """Rows of each chunk's receive buffer; their sum is C = C1 + cap_rows (design, section 5)."""
@@ -126,6 +162,10 @@ class LayerConfig:
         if self.chunks == 1:
             return (cap,)
         return (_round_up(-(-num_assignments // 4), self.block_rows), cap)
+
+
+def _is_real(value: Any) -> bool:
+    return isinstance(value, numbers.Real)
 
 
 def _round_up(value: int, multiple: int) -> int:

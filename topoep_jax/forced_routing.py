@@ -6,7 +6,6 @@ stateless: every draw is a function of (seed, layer, step, rank).
 
 import dataclasses
 import functools
-import math
 import numbers
 import statistics
 
@@ -18,6 +17,7 @@ from topoep_jax._compat import vary_like
 
 _PRNG = "threefry2x32"  # named, so that draws do not depend on the process-wide default generator
 _NOISE, _BIAS = 0, 1  # independent random streams of one seed
+_MAX_SKEW = 1e6  # far beyond any use, and safely within f32
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +30,7 @@ class Forced:
       seed: in 0..2^31-1; equal seeds give equal logits.
 
     Raises:
-      ValueError: a skew that is not finite, a seed out of range.
+      ValueError: a skew or seed out of range.
       TypeError: a skew or seed that is not a number.
     """
 
@@ -38,10 +38,14 @@ class Forced:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not isinstance(self.skew, numbers.Real) or not isinstance(self.seed, numbers.Integral):
+        boolean = isinstance(self.skew, bool) or isinstance(self.seed, bool)
+        if boolean or not isinstance(self.skew, numbers.Real) or not isinstance(self.seed, numbers.Integral):
             raise TypeError(f"skew={self.skew!r} must be a real number and seed={self.seed!r} an integer")
-        if not math.isfinite(self.skew):
-            raise ValueError(f"skew={self.skew} is not finite: |skew| is a standard deviation, as in Forced(skew=-2.0)")
+        if not abs(self.skew) <= _MAX_SKEW:
+            raise ValueError(
+                f"skew={self.skew} must be finite and within +-{_MAX_SKEW}: |skew| is a standard deviation, as in"
+                " Forced(skew=-2.0)"
+            )
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"seed={self.seed} must lie in 0..2^31-1, so that it means the same with and without x64")
 

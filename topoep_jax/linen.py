@@ -5,7 +5,7 @@ from typing import Any
 from flax import linen as nn
 from flax.nnx import bridge
 
-from topoep_jax import moe
+from topoep_jax import module
 
 
 def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> nn.Module:
@@ -18,4 +18,4 @@ def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> 
     Returns:
       A module whose call returns (y, `MoEMetrics`).
     """
-    return bridge.to_linen(moe.MoE, hidden, ffn, num_experts, top_k, **options)
+    return bridge.to_linen(module.MoE, hidden, ffn, num_experts, top_k, **options)

@@ -4,6 +4,7 @@ Every planner and every mask of "same domain / across domains" is derived from t
 """
 
 import dataclasses
+import numbers
 from collections.abc import Sequence
 
 import jax
@@ -26,10 +27,13 @@ class Topology:
     domain_of_rank: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        domains = tuple(int(d) for d in self.domain_of_rank)
+        domains = tuple(self.domain_of_rank)
+        if not all(isinstance(d, numbers.Integral) and not isinstance(d, bool) for d in domains):
+            raise ValueError(f"domain_of_rank={domains} must hold one integer per rank, as in Topology((0, 0, 1, 1))")
+        domains = tuple(int(d) for d in domains)
         if not domains:
             raise ValueError("domain_of_rank is empty: a topology needs at least one rank, as in Topology((0,))")
-        if set(domains) != set(range(max(domains) + 1)):
+        if sorted(set(domains)) != list(range(len(set(domains)))):
             raise ValueError(
                 f"domain_of_rank={domains} must use every domain 0..{max(domains)} at least once: renumber the domains"
                 " without gaps"
@@ -62,7 +66,8 @@ class Topology:
             raise ValueError(
                 f"num_domains={num_domains} and ranks_per_domain={ranks_per_domain} must both be at least 1"
             )
-        return cls(tuple(r // ranks_per_domain for r in range(num_domains * ranks_per_domain)))
+        ranks_per_domain = int(ranks_per_domain)
+        return cls(tuple(r // ranks_per_domain for r in range(int(num_domains) * ranks_per_domain)))
 
     @classmethod
     def from_mesh(cls, mesh: Mesh, axis: str = "ep", *, group_by: str | None = None) -> "Topology":

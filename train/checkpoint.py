@@ -39,13 +39,18 @@ class Checkpoints:
         if step not in self._manager.all_steps():
             self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
 
+    def latest(self) -> int | None:
+        """The step of the newest checkpoint, None if there is none."""
+        step: int | None = self._manager.latest_step()
+        return step
+
     def restore(self, program: Program) -> TrainState:
         """The latest state, placed as `program` wants it, whatever the number of ranks that saved it.
 
         Raises:
           CheckpointError: none was saved, or it belongs to a model of other shapes.
         """
-        step = self._manager.latest_step()
+        step = self.latest()
         if step is None:
             raise CheckpointError(f"{self._folder} holds no checkpoint: start without --resume in another --run_dir")
         wanted = jax.tree.map(

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import math
 import os
 import pathlib
 from typing import Any
@@ -64,6 +65,11 @@ class TrainConfig:
         for name in ("steps", "save_every", "batch_size", "seq_len", "ep", "num_processes", "block_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
+        for name in ("lr", "clip"):
+            if not 0 < getattr(self, name) < math.inf:
+                raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
+        if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
+            raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
         for name, allowed in (("model", tuple(MODELS)), ("dtype", ("bfloat16", "float32"))):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {', '.join(allowed)}")

@@ -104,8 +104,8 @@ def _loop(
             state, metrics = step(state, batch)
             metrics = jax.device_get(metrics)
             if not is_sound(metrics):
-                checkpoints.save(state)
-                raise RunStopped(_diagnosis(done + 1, metrics, config))
+                # Not saved: what makes a step unsound is most often the update before it.
+                raise RunStopped(_diagnosis(done + 1, metrics, config, checkpoints.latest()))
             done += 1
             record = report.make_record(done, metrics, tokens=batch_tokens, seconds=time.perf_counter() - began)
             log.append(record)
@@ -144,14 +144,16 @@ def _headline(config: TrainConfig, program: Program, num_tokens: int) -> str:
     )
 
 
-def _diagnosis(step: int, metrics: StepMetrics, config: TrainConfig) -> str:
+def _diagnosis(step: int, metrics: StepMetrics, config: TrainConfig, saved: int | None) -> str:
     bad = np.flatnonzero(metrics.moe.status & Status.BAD_INPUT.value)
     if bad.size:
         what = f"the planner refused the demand of layer {bad[0]} (BAD_INPUT: NaN logits, or 2^31 assignments and more)"
     else:
         what = f"loss {float(metrics.loss)} or gradient norm {float(metrics.grad_norm)} is not finite"
+    if saved is None:
+        return f"step {step}: {what}. Nothing was saved before; start anew with a lower rate than --lr={config.lr:g}"
     return (
-        f"step {step}: {what}. The state before this step is saved; try a lower rate:"
+        f"step {step}: {what}. The last checkpoint is of step {saved}; try a lower rate from there:"
         f" {_resume_command(config)} --lr={config.lr / 3:.1g}"
     )
 

@@ -32,9 +32,23 @@ def as_triple(plan: Plan, expert_idx: jax.Array, weight: jax.Array, rank: jax.Ar
       expert_idx: int32 [T, K] this rank's routing; entries below 0 are padding.
       weight: f32 [T, K] router weights.
       rank: this rank's position on the expert-parallel axis.
+
+    Returns:
+      The maps. Assignments that the plan does not serve (padding, or all of them where it refused its demand) have
+      instance -1 and weight 0.
+
+    Raises:
+      ValueError: arrays of other shapes or dtypes, a rank out of range.
     """
     slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
     num_ranks, num_slots = slot_expert.shape
+    if expert_idx.ndim != 2 or not jnp.issubdtype(expert_idx.dtype, jnp.integer) or weight.shape != expert_idx.shape:
+        raise ValueError(
+            f"expert_idx ({expert_idx.dtype}{list(expert_idx.shape)}) must be int32 [T, K] and weight"
+            f" ({weight.dtype}{list(weight.shape)}) of the same shape"
+        )
+    if not isinstance(rank, jax.core.Tracer) and not 0 <= int(rank) < num_ranks:
+        raise ValueError(f"rank={rank} must be within 0..{num_ranks - 1}")
     num_instances = quota.shape[2]
     num_experts = num_ranks * (num_instances - num_slots)
     expert = instance_expert(slot_expert, num_experts).reshape(-1)
@@ -44,7 +58,8 @@ def as_triple(plan: Plan, expert_idx: jax.Array, weight: jax.Array, rank: jax.Ar
     end = jnp.cumsum(quota[rank].reshape(-1)[filling], dtype=jnp.int32)
     _, place = send_order(expert_idx, num_experts)
     instance = filling[jnp.minimum(jnp.searchsorted(end, place, side="right"), expert.size - 1)]
-    valid = expert_idx >= 0
+    rows = place.reshape(expert_idx.shape)
+    valid = (expert_idx >= 0) & (expert_idx < num_experts) & (rows < end[-1])
     return Triple(
         physical_to_logical=expert,
         rerouted_idx=jnp.where(valid, instance.reshape(expert_idx.shape), -1),

@@ -149,6 +149,10 @@ def _default_implementation() -> str:
 
 def _checked_omega(omega: Any, topology: Topology) -> jax.Array:
     """`omega` as int32 after every check that can be made now."""
+    if not isinstance(omega, jax.Array | np.ndarray):
+        raise ValueError(f"omega is a {type(omega).__name__}, but an int32 array [ranks, experts] is needed")
+    if omega.dtype == object:
+        raise ValueError("omega has dtype object, but demand counts assignments: pass integers (int32)")
     dtype = jnp.result_type(omega)
     if not jnp.issubdtype(dtype, jnp.integer):
         raise ValueError(f"omega has dtype {dtype}, but demand counts assignments: pass integers (int32)")
