@@ -1,6 +1,6 @@
 """The solver and the MoE layer under `jax.pmap`, on eight emulated devices.
 
-    python examples/pmap_layer.py
+    .venv/bin/python examples/pmap_layer.py
 
 For those whose training loop is built on pmap, or who write their own shard_map: inside either, call `moe_layer`, the
 functional form of `topoep_jax.MoE`. Every device gathers the same demand and solves the same integer problem, so all of
@@ -46,13 +46,16 @@ def plan_on_every_device(demand: jax.Array) -> Plan:
 
 @functools.partial(jax.pmap, axis_name="ep")
 def layer_and_gradient(params: dict[str, jax.Array], x: jax.Array) -> tuple:
-    """This device's part of the layer, [T, H], the metrics, and the gradient of the mean square of the output."""
+    """This device's part of the layer, [T, H], the metrics, and the gradient of the mean square of the whole output."""
 
     def loss(params: dict[str, jax.Array]) -> tuple:
         y, metrics = moe_layer(params, x, axis_name="ep", config=CONFIG)
         return jnp.mean(jnp.square(y)), (y, metrics)
 
     gradient, (y, metrics) = jax.grad(loss, has_aux=True)(params)
+    # A device's own experts have met the tokens of all devices, everything else only its own: for the mean over devices
+    # divide the one and average the other.
+    gradient = {name: g / NUM_RANKS if name == "w" else jax.lax.pmean(g, "ep") for name, g in gradient.items()}
     return y, metrics, gradient
 
 

@@ -118,6 +118,8 @@ def test_runs_are_numbered_and_resumed_with_their_settings(parse, tmp_path):
     config.save(folder / "config.json")
     assert json.loads((folder / "config.json").read_text())["steps"] == 7
     assert parse().run_dir == "runs/0002"
+    (folder / "checkpoints/5").mkdir(parents=True)
+    (tmp_path / "runs/0002/checkpoints").mkdir(parents=True)  # stopped before its first checkpoint
     resumed = parse("--resume", "--ep=4")
     assert resumed == TrainConfig(**{**vars(config), "resume": True, "ep": 4})
     with pytest.raises(ValueError, match="--run_dir=runs/0001 already holds a run: add --resume"):

@@ -33,7 +33,8 @@ class LayerConfig:
       num_slots: N, replica slots per rank, 0..E - E/R.
       planner: "none" or "topoep_paper" (see `topoep_jax.solve_plan`).
       cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
-      block_rows: alignment of every instance's rows, the tile height of the grouped GEMM.
+      block_rows: alignment of every instance's rows, the tile height of the grouped GEMM. 128 suits GPUs; with few
+        tokens take T x K / E or less, or padding outweighs the rows.
       chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
       overflow: what happens to rows beyond the receive buffer: "loop" runs exact extra passes, "drop" drops and counts.
       transport: "xla", lax collectives.

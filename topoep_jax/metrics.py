@@ -11,30 +11,33 @@ from topoep_jax.topology import Topology
 
 
 class MoEMetrics(NamedTuple):
-    """One layer, one microbatch. f32 and int32 scalars, but `expert_load`."""
+    """One layer, one microbatch. f32 and int32 scalars, but `expert_load`.
+
+    Attributes:
+      imbalance_before: max / mean rank load with every assignment on its main rank; 1 where there is no load.
+      imbalance: max / mean rank load of the plan.
+      inter_domain_before: Share of assignments whose main rank lies in another domain than their source.
+      inter_domain: Share of assignments executed in another domain than their source's.
+      replica: Share of assignments executed by replica slots.
+      slots_used: Filled slots of all ranks.
+      overflow_rows: Assignments of all ranks beyond the first receive buffer.
+      dropped_rows: Those among them that were dropped; 0 unless overflow="drop".
+      passes: Receive buffers that were run, 1 where the plan fits.
+      status: Bits of `topoep_jax.Status`: 1 is well, without 1 a rank exceeds the cap, with 8 nothing was routed.
+      expert_load: int32 [E]: assignments to each expert from all ranks.
+    """
 
     imbalance_before: jax.Array
-    """max / mean rank load with every assignment on its main rank; 1 where there is no load."""
     imbalance: jax.Array
-    """max / mean rank load of the plan."""
     inter_domain_before: jax.Array
-    """Share of assignments whose main rank lies in another domain than their source."""
     inter_domain: jax.Array
-    """Share of assignments executed in another domain than their source's."""
     replica: jax.Array
-    """Share of assignments executed by replica slots."""
     slots_used: jax.Array
-    """Filled slots of all ranks."""
     overflow_rows: jax.Array
-    """Assignments of all ranks beyond the first receive buffer."""
     dropped_rows: jax.Array
-    """Those among them that were dropped; 0 unless overflow="drop"."""
     passes: jax.Array
-    """Receive buffers that were run, 1 where the plan fits."""
     status: jax.Array
-    """Bits of `topoep_jax.plan.Status`."""
     expert_load: jax.Array
-    """int32 [E]: assignments to each expert from all ranks."""
 
 
 def measure(

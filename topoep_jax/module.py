@@ -31,7 +31,9 @@ class MoE(nnx.Module):
       ffn: I, inner width of one expert.
       num_experts: E, a multiple of the axis size.
       top_k: K, experts per token.
-      mesh: the device mesh; x is sharded over (data_axes..., axis) on its flattened token axes.
+      mesh: the device mesh; x is sharded over (data_axes..., axis) on its flattened token axes. Best with Auto axes, as
+        `jax.sharding.Mesh(devices, names)` makes them: `jax.make_mesh` makes Explicit ones, with which JAX wants to be
+        told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
       router, router_options, num_slots, planner, cap_factor, block_rows, chunks, overflow, transport, shared_ffn,
         forced: see `LayerConfig`.

@@ -34,7 +34,9 @@ class TrainConfig:
     save_every: int = _setting(50, "steps between checkpoints; the last step is always saved")
     seed: int = _setting(0, "seed of parameters and of the order of the data")
 
-    model: str = _setting("tiny", f"one of {', '.join(MODELS)}")
+    model: str = _setting(
+        "tiny", f"one of {', '.join(MODELS)}; only tiny fits one machine, 30B in f32 with AdamW takes 500 GB"
+    )
     shape: str = _setting("", "changes to the model's shapes, as in num_layers=2,ffn=96")
     dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32; parameters are always float32")
     remat: bool = _setting(False, "recompute each layer in the backward pass")
@@ -144,7 +146,10 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
 
 
 def _default_run_dir(*, resume: bool) -> str:
-    numbers = [int(p.name) for p in pathlib.Path("runs").glob("[0-9]*") if p.name.isdecimal()]
+    # A run that was stopped before its first checkpoint is nothing to go on with.
+    pattern = "[0-9]*/checkpoints/[0-9]*" if resume else "[0-9]*"
+    names = {path.relative_to("runs").parts[0] for path in pathlib.Path("runs").glob(pattern)}
+    numbers = [int(name) for name in names if name.isdecimal()]
     last = max(numbers, default=0)
     return f"runs/{last if resume else last + 1:04d}"
 

@@ -1,9 +1,10 @@
-"""Trains a small Qwen3-MoE on real text: `python -m train.pretrain`, with `--help` for its settings.
+"""Trains a small Qwen3-MoE on real text: `.venv/bin/python -m train.pretrain`, with `--help` for its settings.
 
 Parse, build, loop. Without arguments it reads Python's own library and trains on 8 emulated devices, seen as two
 domains of four ranks.
 """
 
+import os
 import pathlib
 import signal
 import sys
@@ -45,7 +46,7 @@ def main(argv: list[str]) -> None:
     except (ValueError, OSError, RunStopped) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
-        sys.exit("interrupted; what was saved last is unharmed")
+        sys.exit("interrupted; checkpoints that were saved before are unharmed")
 
 
 def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -140,8 +141,12 @@ def _headline(config: TrainConfig, program: Program, num_tokens: int) -> str:
     platform = program.mesh.devices.flat[0].platform
     return (
         f"{params / 1e6:.1f} M parameters, {config.dtype}; ranks on {platform} in domains of {sizes};"
-        f" {num_tokens / 1e6:.1f} M tokens of {source}; run {config.run_dir}"
+        f" {_count(num_tokens)} tokens of {source}; run {config.run_dir}"
     )
+
+
+def _count(number: int) -> str:
+    return f"{number / 1e6:.1f} M" if number >= 100_000 else f"{number:,}"
 
 
 def _diagnosis(step: int, metrics: StepMetrics, config: TrainConfig, saved: int | None) -> str:
@@ -159,7 +164,9 @@ def _diagnosis(step: int, metrics: StepMetrics, config: TrainConfig, saved: int 
 
 
 def _resume_command(config: TrainConfig) -> str:
-    return f"python -m train.pretrain --resume --run_dir={config.run_dir}"
+    # The interpreter by its path: the environment of `make train` is on nobody's PATH.
+    python = pathlib.Path(os.path.relpath(sys.executable))
+    return f"{sys.executable if '..' in python.parts else python} -m train.pretrain --resume --run_dir={config.run_dir}"
 
 
 def _is_lead() -> bool:
@@ -217,13 +224,17 @@ class _Progress:
             self._bar.close()
 
     def show(self, record: dict[str, Any]) -> None:
-        text = (
-            f"loss {record['loss']:.3f} | {record['tokens_per_s']:,.0f} tok/s"
-            f" | imbalance {record['imbalance_before']:.2f} -> {record['imbalance']:.2f}"
-            f" | inter-domain {record['inter_domain_before']:.0%} -> {record['inter_domain']:.0%}"
+        figures = (
+            f"{record['loss']:.3f}",
+            f"{record['tokens_per_s']:,.0f} tok/s",
+            f"{record['imbalance_before']:.2f} -> {record['imbalance']:.2f}",
+            f"{record['inter_domain_before']:.0%} -> {record['inter_domain']:.0%}",
         )
+        text = "loss {} | {} | imbalance {} | inter-domain {}".format(*figures)
         if self._bar is not None:
-            self._bar.set_postfix_str(text, refresh=False)
+            # Short enough for 80 columns: a figure that is cut off reads like another one.
+            short = "loss {} {} imb {} out {}".format(*figures).replace(" -> ", ">")
+            self._bar.set_postfix_str(short, refresh=False)
             self._bar.update()
         elif record["step"] in (1, self._steps) or record["step"] % max(1, self._steps // 15) == 0:
             _say(f"step {record['step']:>{len(str(self._steps))}}/{self._steps} | {text}")

@@ -112,6 +112,7 @@ def summarize(records: list[dict[str, Any]], *, planner: str, topology: Topology
         "overflow_rows": sum(record["overflow_rows"] for record in records),
         "dropped_rows": sum(record["dropped_rows"] for record in records),
         "most_passes": max(record["passes"] for record in records),
+        "share_of_steps_overflowing": float(np.mean([record["passes"] > 1 for record in records])),
     }
 
 
@@ -128,8 +129,9 @@ def comparison(summary: dict[str, Any]) -> str:
         [
             f"Balancing over {summary['steps']} steps, means over steps and layers, both from the same demand:",
             *table,
-            f"  Imbalance fell in {summary['share_of_steps_improved']:.1%} of the steps."
-            f" Loss {summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats per token.",
+            f"  Imbalance fell in {summary['share_of_steps_improved']:.1%} of the steps;"
+            f" extra passes for rows beyond the receive buffer ran in {summary['share_of_steps_overflowing']:.1%}.",
+            f"  Loss {summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats per token.",
         ]
     )
 
@@ -174,9 +176,10 @@ def _draw_loss(records: list[dict[str, Any]], summary: dict[str, Any]) -> plt.Fi
 def _draw_imbalance(records: list[dict[str, Any]], summary: dict[str, Any]) -> plt.Figure:
     figure, panels = plt.subplots(1, 2, figsize=(10, 4), layout="constrained")
     step = _column(records, "step")
+    balanced = f"balanced ({summary['planner']})"
     titles = {"imbalance": "Rank load, max / mean", "inter_domain": "Assignments that leave their domain"}
     for axes, (name, title) in zip(panels, titles.items(), strict=True):
-        for key, color, label in ((f"{name}_before", _BEFORE, "no balancing"), (name, _AFTER, summary["planner"])):
+        for key, color, label in ((f"{name}_before", _BEFORE, "no balancing"), (name, _AFTER, balanced)):
             values = _column(records, key)
             smooth = _smooth(values)
             axes.plot(step, values, color=color, alpha=0.3, linewidth=0.8)
