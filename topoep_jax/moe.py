@@ -13,9 +13,9 @@ from topoep_jax import routing
 from topoep_jax._compat import vary_like
 from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
-from topoep_jax.dispatch import build_layout
+from topoep_jax.dispatch import measure_extent
 from topoep_jax.metrics import MoEMetrics, measure
-from topoep_jax.pipeline import dropped_rows, planned_experts
+from topoep_jax.pipeline import planned_experts
 from topoep_jax.plan import solve_plan
 
 Params = dict[str, Any]
@@ -97,16 +97,15 @@ def moe_layer(
     )
     if config.shared_ffn:
         y = y + _shared_experts(params, x)
-    layout = build_layout(config, omega, slot_expert, quota, num_assignments, axis_name)
-    overflow = dropped_rows(config, layout, num_assignments)
+    extent = measure_extent(config, quota, num_assignments)
     drops = config.overflow == "drop"
     return y, measure(
         omega,
         plan,
         config.topology,
-        passes=jnp.ones_like(layout.passes) if drops else layout.passes,
-        overflow_rows=overflow,
-        dropped_rows=overflow if drops else jnp.zeros_like(overflow),
+        passes=jnp.ones_like(extent.passes) if drops else extent.passes,
+        overflow_rows=extent.overflow_rows,
+        dropped_rows=extent.overflow_rows if drops else jnp.zeros_like(extent.overflow_rows),
     )
 
 

@@ -68,12 +68,6 @@ def planned_experts(
     return _forward(config, axis_name, _Inputs(x, weight, params, expert_idx, omega, slot_expert, quota))
 
 
-def dropped_rows(config: LayerConfig, layout: Layout, num_assignments: int) -> jax.Array:
-    """int32 []: assignments of all ranks beyond the first receive buffers, served later or dropped."""
-    kept = jnp.clip(sum(config.window_rows(num_assignments)) - layout.all_start, 0, layout.all_rows)
-    return (layout.all_rows - kept).sum(dtype=jnp.int32)
-
-
 def _forward(config: LayerConfig, axis_name: str, inputs: _Inputs) -> jax.Array:
     gate_up, down = packed_matrices(config.hidden, config.ffn)
     layout, instances, order, place = _prepare(config, axis_name, inputs)

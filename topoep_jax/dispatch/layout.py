@@ -36,12 +36,21 @@ class Layout(NamedTuple):
     """[J] first virtual row of each of my instances, a multiple of block_rows."""
     aligned: jax.Array
     """[J] rows of each of my instances, rounded up to block_rows."""
-    all_start: jax.Array
-    """[R, J] `start` of every rank."""
-    all_rows: jax.Array
-    """[R, J] rows of every instance, not rounded."""
     passes: jax.Array
-    """[] receive buffers needed to hold the fullest rank's rows; equal on every rank, at least 1."""
+    """[] as in `Extent`."""
+
+
+class Extent(NamedTuple):
+    """The virtual rows of all ranks; int32 and equal on every rank, which needs no axis to compute it."""
+
+    start: jax.Array
+    """[R, J] first virtual row of each instance, a multiple of block_rows."""
+    aligned: jax.Array
+    """[R, J] rows of each instance, rounded up to block_rows."""
+    passes: jax.Array
+    """[] receive buffers needed to hold the fullest rank's rows, at least 1."""
+    overflow_rows: jax.Array
+    """[] assignments of all ranks beyond the first receive buffer."""
 
 
 class Window(NamedTuple):
@@ -65,6 +74,22 @@ def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
     return jnp.concatenate([mains, slot_expert], axis=1)
 
 
+def measure_extent(config: LayerConfig, quota: jax.Array, num_assignments: int) -> Extent:
+    """How far the rows of a plan reach on every rank: quota int32 [R, R, J], A = `num_assignments` of one rank."""
+    windows = config.window_rows(num_assignments)
+    buffer_rows = sum(windows)
+    rows = quota.sum(0, dtype=jnp.int32)
+    aligned = -(-rows // config.block_rows) * config.block_rows
+    start, end = _starts(aligned, config.num_mains, first_slot_row=sum(windows[:-1]))
+    kept = jnp.clip(buffer_rows - start, 0, rows)
+    return Extent(
+        start=start,
+        aligned=aligned,
+        passes=jnp.maximum(1, -(-end.max() // buffer_rows)).astype(jnp.int32),
+        overflow_rows=(rows - kept).sum(dtype=jnp.int32),
+    )
+
+
 def build_layout(
     config: LayerConfig,
     omega: jax.Array,
@@ -85,11 +110,8 @@ def build_layout(
     """
     me = lax.axis_index(axis_name)
     expert = instance_expert(slot_expert, config.num_experts)
-    all_rows = quota.sum(0, dtype=jnp.int32)
-    all_aligned = -(-all_rows // config.block_rows) * config.block_rows
-    windows = config.window_rows(num_assignments)
-    all_start, end = _starts(all_aligned, config.num_mains, first_slot_row=sum(windows[:-1]))
-    segment_out = all_start[None] + _exclusive_cumsum(quota, 0)
+    extent = measure_extent(config, quota, num_assignments)
+    segment_out = extent.start[None] + _exclusive_cumsum(quota, 0)
     send_rows, recv_rows = quota[me], quota[:, me]
     return Layout(
         send_in=_send_order_start(omega[me], expert) + _served_by_lower_ranks(send_rows, expert, config.num_experts),
@@ -98,11 +120,9 @@ def build_layout(
         recv_in=_exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me),
         recv_out=segment_out[:, me],
         recv_rows=recv_rows,
-        start=all_start[me],
-        aligned=all_aligned[me],
-        all_start=all_start,
-        all_rows=all_rows,
-        passes=jnp.maximum(1, -(-end.max() // sum(windows))).astype(jnp.int32),
+        start=extent.start[me],
+        aligned=extent.aligned[me],
+        passes=extent.passes,
     )
 
 
