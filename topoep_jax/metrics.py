@@ -1,5 +1,6 @@
 """What a layer reports about its plan: computed from demand and plan alone, equal on every rank of the axis."""
 
+import functools
 from typing import NamedTuple
 
 import jax
@@ -90,12 +91,11 @@ def merge_over(metrics: MoEMetrics, axes: tuple[str, ...]) -> MoEMetrics:
 def _merge_status(status: jax.Array, axes: tuple[str, ...]) -> jax.Array:
     """CAP_MET and EMPTY hold where they hold in every group, the others where they hold in any."""
     everywhere = Status.CAP_MET | Status.EMPTY
-    merged = jnp.zeros_like(status)
-    for bit in Status:
-        is_set = (status & bit.value) // bit.value
-        agreed = lax.pmin(is_set, axes) if bit in everywhere else lax.pmax(is_set, axes)
-        merged = merged + agreed * bit.value
-    return merged
+    bits = [status & bit.value for bit in Status]
+    agreed = [
+        lax.pmin(b, axes) if bit in everywhere else lax.pmax(b, axes) for bit, b in zip(Status, bits, strict=True)
+    ]
+    return functools.reduce(jnp.bitwise_or, agreed)
 
 
 def _imbalance(rank_load: jax.Array) -> jax.Array:
