@@ -156,7 +156,8 @@ def _topology_on_mesh(mesh: Mesh, axis: str, data_axes: tuple[str, ...], topolog
     if topology.num_ranks != mesh.shape[axis]:
         raise ValueError(
             f"the topology describes {topology.num_ranks} ranks, but axis {axis!r} of the mesh has {mesh.shape[axis]}:"
-            " give one domain per device of that axis"
+            " give one domain per device of that axis. To emulate missing devices on CPU, set before JAX starts:"
+            f" XLA_FLAGS=--xla_force_host_platform_device_count={topology.num_ranks}"
         )
     return topology
 
