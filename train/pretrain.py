@@ -68,6 +68,9 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         raise ValueError(f"--shape gives vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
+    if program.mesh.devices.flat[0].platform == "cpu":
+        # A program that JAX's persistent cache returns may deadlock in its collectives there (seen on jax 0.10.2).
+        jax.config.update("jax_enable_compilation_cache", False)
     tokens = load_tokens(config.data)
     stream = batches(tokens, batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
     with Checkpoints(run_dir / "checkpoints") as checkpoints:
