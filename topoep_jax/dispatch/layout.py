@@ -173,9 +173,11 @@ def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, 
 
     `lo` and `num_rows` are multiples of `block_rows`. Windows that tile the virtual rows move every row exactly once.
     """
-    cut = [v[:, :num_instances] for v in layout[:6]]
-    send_at, send_size, send_from = _clip(cut[1], cut[2], cut[0], lo, num_rows)
-    recv_at, recv_size, recv_from = _clip(cut[4], cut[5], cut[3], lo, num_rows)
+    cut = lambda v: v[:, :num_instances]  # noqa: E731
+    send = cut(layout.send_out), cut(layout.send_rows), cut(layout.send_in)
+    recv = cut(layout.recv_out), cut(layout.recv_rows), cut(layout.recv_in)
+    send_at, send_size, send_from = _clip(*send, lo, num_rows)
+    recv_at, recv_size, recv_from = _clip(*recv, lo, num_rows)
     flat = lambda v: v.reshape(-1)  # noqa: E731
     to_instances = Segments(flat(send_from), flat(send_size), flat(send_at), flat(recv_size))
     to_sources = Segments(flat(recv_at), flat(recv_size), flat(recv_from), flat(send_size))
