@@ -3,7 +3,7 @@
 import dataclasses
 
 from topoep_jax.plan.cost import CostModel, Hardware
-from topoep_jax.plan.reference import Problem
+from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
 
 SKEWS = (0, -0.5, -1, -2, -4)

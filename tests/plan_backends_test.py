@@ -18,7 +18,8 @@ from tests.cases import Case
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax.plan import CostModel, Status, laws, reference, solve_plan
 from topoep_jax.plan.cost import OBJECTIVES
-from topoep_jax.plan.reference import PLANNERS, Problem
+from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.topology import Topology
 
 KINDS = (*GOOD_KINDS, *GOOD_KINDS, *BAD_KINDS)

@@ -9,10 +9,11 @@ from hypothesis import strategies as st
 
 from tests.cases import SKEWS, Case, named, tagged
 from tests.generator import BAD_KINDS, GOOD_KINDS, biased_demand, small_demand
-from topoep_jax.plan import CostModel, Plan, Status, laws, picoseconds, reference
+from topoep_jax.plan import CostModel, Plan, Status, laws, paper, picoseconds, reference
 from topoep_jax.plan.cost import OBJECTIVES, split_picoseconds
 from topoep_jax.plan.laws import LawError, check_plan
-from topoep_jax.plan.reference import PLANNERS, Problem
+from topoep_jax.plan.problem import Problem, none
+from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.topology import Topology
 
 ALL_PLANNERS = pytest.mark.parametrize("planner", PLANNERS)
@@ -82,10 +83,10 @@ def test_refinement_never_raises_the_busiest_rank_of_a_domain(problem_and_omega)
     if laws.bad_input(reference.solve(omega, problem, "none"), omega, problem):
         return
     used = np.zeros(problem.topology.num_ranks, np.int64)
-    holds = reference.none(omega, problem).holds
+    holds = none(omega, problem).holds
     for domain in range(problem.topology.num_domains):
-        reference._place_remote_experts(domain, omega, problem, holds, used)
-    before = reference._split_evenly(omega, problem, holds).sum(axis=(0, 2))
+        paper._place_remote_experts(domain, omega, problem, holds, used)
+    before = paper._split_evenly(omega, problem, holds).sum(axis=(0, 2))
     after = reference.solve(omega, problem, "topoep_paper").rank_load
     for domain in range(problem.topology.num_domains):
         ranks = list(problem.topology.ranks_of_domain(domain))

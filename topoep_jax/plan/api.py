@@ -10,7 +10,8 @@ import numpy as np
 from topoep_jax import _compat
 from topoep_jax.plan import reference
 from topoep_jax.plan.cost import MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
-from topoep_jax.plan.reference import PLANNERS, Problem
+from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.types import Plan
 from topoep_jax.topology import Topology
 

@@ -6,9 +6,10 @@ alike. `EXEMPT` is the one table of planners that are allowed to break a law, wi
 
 import numpy as np
 
+from topoep_jax.plan import problem as problems
 from topoep_jax.plan import reference
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, picoseconds
-from topoep_jax.plan.reference import Problem
+from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.types import Plan, Status
 
 EXEMPT: dict[str, dict[str, str]] = {
@@ -139,7 +140,7 @@ def never_worse(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Law 7: the plan is predicted to take no longer than the empty plan, unless only the plan can meet the cap."""
     empty = _empty_plan(omega, problem)
     ours, theirs = picoseconds(plan.predicted_ps), picoseconds(empty.predicted_ps)
-    if ours > theirs and reference.meets_cap(np.asarray(empty.quota), problem):
+    if ours > theirs and problems.meets_cap(np.asarray(empty.quota), problem):
         raise LawError(
             f"never worse: the plan is predicted to take {ours} ps, the empty plan {theirs} ps (the busiest rank has"
             f" {plan.rank_load.max()} and {empty.rank_load.max()} rows)"
@@ -150,8 +151,8 @@ def capacity(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Law 8: CAP_MET is set exactly when no rank exceeds `cap_rows` aligned rows."""
     claimed = bool(int(plan.status) & Status.CAP_MET)
     quota = np.asarray(plan.quota)
-    if claimed != reference.meets_cap(quota, problem):
-        aligned = reference.aligned_rows(quota, problem.block_rows)
+    if claimed != problems.meets_cap(quota, problem):
+        aligned = problems.aligned_rows(quota, problem.block_rows)
         raise LawError(
             f"capacity: CAP_MET is {claimed}, but rank {aligned.argmax()} has {aligned.max()} aligned rows and cap_rows"
             f" is {problem.cap_rows}"
@@ -174,7 +175,7 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     expected = Status(0)
     if (plan.slot_expert < 0).all():
         expected |= Status.EMPTY
-    if reference.meets_cap(np.asarray(empty.quota), problem) and counted > picoseconds(empty.predicted_ps):
+    if problems.meets_cap(np.asarray(empty.quota), problem) and counted > picoseconds(empty.predicted_ps):
         expected |= Status.OVER_EMPTY_COST
     if status != expected:
         raise LawError(f"bookkeeping: status is {status!r} besides CAP_MET, expected {expected!r}")

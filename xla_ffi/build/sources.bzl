@@ -10,6 +10,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/plan.h",
     "xla_ffi/plan/solver.h",
+    "xla_ffi/team/team.h",
 ]
 
 PLAN_SRCS = [

@@ -17,6 +17,9 @@ inline constexpr int64_t kNoCap = -1;
 enum class Planner : int64_t { kNone = 0, kTopoepPaper = 1 };
 enum class Objective : int64_t { kBottleneck = 0, kEq8 = 1 };
 
+// How a replica's parameters travel; see topoep_jax/plan/pulls.py.
+enum class Pulls : int64_t { kDirect = 0, kRelayed = 1, kStriped = 2, kBest = 3 };
+
 enum Status : int32_t { kCapMet = 1, kEmpty = 2, kOverEmptyCost = 4, kBadInput = 8 };
 
 // Bytes and rates; CostModel in topoep_jax/plan/cost.py bounds them so that 64-bit sums cannot overflow.
@@ -26,6 +29,11 @@ struct Cost {
   int64_t row_ps;
   int64_t inter_fs_per_byte;
   int64_t intra_fs_per_byte;
+  int64_t instance_ps = 0;              // per active instance
+  int64_t tile_rows = 0;                // rows of an instance are padded to this; 0: not at all
+  const int32_t* rank_speed = nullptr;  // [R], permille of nominal speed; nullptr: all nominal
+  bool dedup = false;                   // a token crosses to a domain once; needs expert_idx
+  Pulls pulls = Pulls::kDirect;
 };
 
 struct Problem {
@@ -40,6 +48,9 @@ struct Problem {
   int64_t block_rows;  // >= 1
   Planner planner;
   Objective objective;
+  int32_t num_tokens = 0;               // T, of each rank; 0 unless cost.dedup
+  int32_t top_k = 0;                    // K
+  const int32_t* expert_idx = nullptr;  // [R, T, K], every token's experts; -1 for none
 
   int32_t MainsPerRank() const { return num_experts / num_ranks; }
   int32_t InstancesPerRank() const { return MainsPerRank() + num_slots; }
