@@ -4,32 +4,14 @@ Scoring shares no code with `topoep_jax.plan.cost`: it follows the assignments o
 """
 
 import dataclasses
-from collections.abc import Iterable
 
 import numpy as np
 
 from tests.cases import Case
 from topoep_jax.plan.types import Plan
+from topoep_jax.synthetic import biased_demand as biased_demand
 
 MAX_ROWS = 2**31 - 1
-
-
-def biased_demand(case: Case, skews: Iterable[float], seed: int, microbatch: int = 0) -> dict[float, np.ndarray]:
-    """int64 [R, E] for each skew: every token takes the top_k of N(0, 1) logits plus a bias per expert.
-
-    The bias is N(0, |skew|) and shared by all ranks; the token logits are the same for every skew.
-    """
-    num_ranks = case.topology.num_ranks
-    bias = np.random.default_rng(seed).normal(0, 1, case.num_experts)
-    tokens = np.random.default_rng(1000 + seed * 100 + microbatch)
-    demand = {skew: np.zeros((num_ranks, case.num_experts), np.int64) for skew in skews}
-    for rank in range(num_ranks):
-        logits = tokens.standard_normal((case.tokens, case.num_experts), dtype=np.float32)
-        for skew, omega in demand.items():
-            score = logits + (bias * abs(skew)).astype(np.float32)
-            chosen = np.argpartition(-score, case.top_k, axis=1)[:, : case.top_k]
-            omega[rank] = np.bincount(chosen.ravel(), minlength=case.num_experts)
-    return demand
 
 
 def small_demand(case: Case, kind: str, seed: int = 0) -> np.ndarray:

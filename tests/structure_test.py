@@ -17,9 +17,9 @@ MAX_LINES = 400
 # A part of the library may import the rows above its own, never its own row or one below. Parts in one string are one
 # room, and free to import each other.
 ORDER = [
-    ["_compat", "topology", "transport"],
-    ["routing forced_routing"],
-    ["demand"],
+    ["_compat", "topology", "trace", "transport"],
+    ["routing forced_routing", "shapes"],
+    ["demand", "synthetic"],
     ["plan _native"],
     ["config", "metrics"],
     ["transfer", "dispatch"],
@@ -30,6 +30,7 @@ ORDER = [
     ["module"],
     ["linen"],
     ["__init__"],
+    ["cli"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
 READERS_OF_ENVIRONMENT = {"topoep_jax/_native.py", "train/config.py", "tests/conftest.py"}
