@@ -6,54 +6,36 @@ a plan has one cost, bit for bit, everywhere.
 """
 
 import dataclasses
-from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any, Protocol
 
 import numpy as np
 
+from topoep_jax.plan import pulls
+from topoep_jax.plan.dedup import deduplicated_rows
+from topoep_jax.plan.hardware import NOMINAL_SPEED, checked_speeds, is_integer, set_integers
+from topoep_jax.plan.hardware import Hardware as Hardware
+from topoep_jax.plan.links import Reduce, busiest_direction, everything, moved_ps
+from topoep_jax.plan.links import Traffic as Traffic
+from topoep_jax.plan.links import link_ps as link_ps
+from topoep_jax.plan.links import traffic as traffic
 from topoep_jax.topology import Topology
 
 MAX_ROWS = 2**31 - 1
 """Largest total demand of a layer: every count of rows fits int32."""
 MAX_REPLICAS = 2**16
 """Largest R x N: bounds the bytes of all pulls, so that no sum leaves 64 bits."""
+MAX_INSTANCES = 2 * MAX_REPLICAS
+"""Largest J = E/R + N of a rank, where instances cost time or are padded."""
 _INT64_MAX = 2**63 - 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Hardware:
-    """Sustained rates of one GPU and its links, as integers.
-
-    Attributes:
-      inter_fs_per_byte: femtoseconds per byte between domains, per direction and GPU (50 GB/s = 20000).
-      intra_fs_per_byte: the same inside a domain (200 GB/s = 5000).
-      gflops: sustained grouped-GEMM rate in GFLOP/s (400 TFLOP/s = 400000).
-
-    Raises:
-      ValueError: a value is not an integer, or not positive.
-    """
-
-    inter_fs_per_byte: int
-    intra_fs_per_byte: int
-    gflops: int
-
-    def __post_init__(self) -> None:
-        _set_integers(self, minimum=1)
-
-    @classmethod
-    def h800(cls) -> "Hardware":
-        """One 400 Gb/s NIC per GPU, NVLink at 200 GB/s per direction, 400 TFLOP/s sustained in bf16."""
-        return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=5_000, gflops=400_000)
-
-    @classmethod
-    def h100(cls) -> "Hardware":
-        """As `h800`, with the full NVLink of the SXM board: 450 GB/s per direction."""
-        return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=2_222, gflops=400_000)
 
 
 @dataclasses.dataclass(frozen=True)
 class CostModel:
     """What a planner needs to know about a model on some hardware.
+
+    A rank computes for `max(instance_ps * active instances, row_ps * padded rows) * 1000 // speed` picoseconds: few
+    rows cost the reading of parameters, many cost arithmetic (the max-affine time of "makespan-aware" expert dispatch).
+    Each optional term is off by default, and then changes nothing.
 
     Attributes:
       expert_bytes: parameters of one expert (W).
@@ -61,10 +43,17 @@ class CostModel:
       row_ps: picoseconds of expert compute per row, forward and backward; 0 for a model too small to matter.
       inter_fs_per_byte: femtoseconds per byte between domains, per direction and GPU.
       intra_fs_per_byte: the same inside a domain.
+      instance_ps: picoseconds that an active instance (one with rows) takes at least.
+      tile_rows: the rows of an instance are padded to a multiple of this; 0 for none.
+      rank_speed: speed of each rank in permille of nominal, or None: all are nominal.
+      dedup: a token crosses to a domain once, however many of its experts run there; planning then needs every token's
+        experts.
+      pulls: how a replica's parameters travel: "direct" (from the main's rank), "relayed" (once across per domain),
+        "striped" (slices through every NIC of the main's domain), or "best" (the quickest of these); see `plan.pulls`.
 
     Raises:
-      ValueError: a value is not an integer, is out of range, or is so large that a 64-bit sum could overflow with
-        2^31-1 rows or 2^16 replicas.
+      ValueError: a value is out of range, or is so large that a 64-bit sum could overflow with 2^31-1 rows, 2^16
+        replicas or 2^17 instances on a rank.
     """
 
     expert_bytes: int
@@ -72,34 +61,72 @@ class CostModel:
     row_ps: int
     inter_fs_per_byte: int
     intra_fs_per_byte: int
+    instance_ps: int = 0
+    tile_rows: int = 0
+    rank_speed: tuple[int, ...] | None = None
+    dedup: bool = False
+    pulls: str = "direct"
 
     def __post_init__(self) -> None:
-        _set_integers(self, minimum=0)
-        for name in ("expert_bytes", "token_bytes"):
-            if getattr(self, name) < 1:
-                raise ValueError(f"{name}={getattr(self, name)} must be at least 1 byte: give the real size")
-        slowest = max(self.inter_fs_per_byte, self.intra_fs_per_byte, 1)
+        set_integers(
+            self,
+            ("row_ps", "inter_fs_per_byte", "intra_fs_per_byte", "instance_ps", "tile_rows"),
+            minimum=0,
+        )
+        set_integers(self, ("expert_bytes", "token_bytes"), minimum=1)
+        object.__setattr__(self, "rank_speed", checked_speeds(self.rank_speed))
+        if not isinstance(self.dedup, bool | np.bool_):
+            raise ValueError(f"dedup={self.dedup!r} must be True or False")
+        object.__setattr__(self, "dedup", bool(self.dedup))
+        if self.pulls not in pulls.MODES:
+            raise ValueError(f"pulls={self.pulls!r} is unknown: choose one of {list(pulls.MODES)}")
+        self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        slowest_link = max(self.inter_fs_per_byte, self.intra_fs_per_byte, 1)
+        slowest_rank = min(self.rank_speed or (NOMINAL_SPEED,))
+        padded_rows = MAX_ROWS + MAX_INSTANCES * max(self.tile_rows - 1, 0)
         limits = {
-            "row_ps": _INT64_MAX // (2 * MAX_ROWS),
-            "token_bytes": _INT64_MAX // (2 * MAX_ROWS * slowest),
-            "expert_bytes": _INT64_MAX // (MAX_REPLICAS * slowest),
+            "row_ps": _compute_limit(padded_rows, slowest_rank),
+            "instance_ps": _compute_limit(MAX_INSTANCES, slowest_rank),
+            "token_bytes": _INT64_MAX // (2 * MAX_ROWS * slowest_link),
+            "expert_bytes": _INT64_MAX // (MAX_REPLICAS * slowest_link),
         }
         for name, limit in limits.items():
             if getattr(self, name) > limit:
                 raise ValueError(
                     f"{name}={getattr(self, name)} is above {limit}, where 64-bit picoseconds could overflow (the"
-                    f" slowest link takes {slowest} fs per byte): check the units"
+                    f" slowest link takes {slowest_link} fs per byte, the slowest rank runs at {slowest_rank} permille,"
+                    f" and tiles have {self.tile_rows} rows): check the units"
                 )
 
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises ValueError if there is a speed for another number of ranks."""
+        if self.rank_speed is not None and len(self.rank_speed) != num_ranks:
+            raise ValueError(
+                f"rank_speed has {len(self.rank_speed)} entries, but the topology has {num_ranks} ranks: give one each"
+            )
+
     @classmethod
-    def from_model(cls, hidden: int, ffn: int, hardware: Hardware, *, dtype_bytes: int = 2) -> "CostModel":
+    def from_model(
+        cls,
+        hidden: int,
+        ffn: int,
+        hardware: Hardware,
+        *,
+        dtype_bytes: int = 2,
+        instance_ps: int = 0,
+        tile_rows: int = 0,
+        dedup: bool = False,
+        pulls: str = "direct",
+    ) -> "CostModel":
         """Sizes of a gated expert: three [hidden, ffn] matrices; 18 x hidden x ffn flop per row, forward and backward.
 
         Raises:
           ValueError: a size is not a positive integer, or overflows (see the class).
         """
         for name, value in (("hidden", hidden), ("ffn", ffn), ("dtype_bytes", dtype_bytes)):
-            if not _is_integer(value) or value < 1:
+            if not is_integer(value) or value < 1:
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         hidden, ffn, dtype_bytes = int(hidden), int(ffn), int(dtype_bytes)
         return cls(
@@ -108,61 +135,85 @@ class CostModel:
             row_ps=18 * hidden * ffn * 1000 // hardware.gflops,
             inter_fs_per_byte=hardware.inter_fs_per_byte,
             intra_fs_per_byte=hardware.intra_fs_per_byte,
+            instance_ps=instance_ps,
+            tile_rows=tile_rows,
+            rank_speed=hardware.rank_speed,
+            dedup=dedup,
+            pulls=pulls,
         )
 
 
-class Traffic(NamedTuple):
-    """What a plan moves, as int64 [R, R] counts from one rank to another; nothing on the diagonal, it costs nothing."""
+class Objective(Protocol):
+    """Picoseconds of a plan. `expert_idx` [R, T, K] is read exactly when `cost.dedup`."""
 
-    inter_rows: np.ndarray
-    """Rows from source rank to executing rank, between domains."""
-    intra_rows: np.ndarray
-    """The same inside a domain."""
-    inter_pulls: np.ndarray
-    """Replicas from main rank to holding rank, between domains."""
-    intra_pulls: np.ndarray
-    """The same inside a domain."""
-
-
-def traffic(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology) -> Traffic:
-    """Counts the rows and pulls of a plan (`slot_expert` [R, N], `quota` [R, R, J]), split by class of link."""
-    num_ranks, num_slots = slot_expert.shape
-    mains_per_rank = quota.shape[2] - num_slots
-    rows = quota.sum(axis=2, dtype=np.int64)
-    pulls = np.zeros((num_ranks, num_ranks), np.int64)
-    rank, slot = np.nonzero(slot_expert >= 0)
-    np.add.at(pulls, (slot_expert[rank, slot] // mains_per_rank, rank), 1)
-    inter = topology.crosses_domains()
-    intra = ~inter & ~np.eye(num_ranks, dtype=bool)
-    return Traffic(rows * inter, rows * intra, pulls * inter, pulls * intra)
+    def __call__(
+        self,
+        slot_expert: np.ndarray,
+        quota: np.ndarray,
+        topology: Topology,
+        cost: CostModel,
+        expert_idx: np.ndarray | None = None,
+    ) -> int:
+        """`slot_expert` is [R, N], `quota` [R, R, J]."""
 
 
-def bottleneck_ps(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel) -> int:
+def bottleneck_ps(
+    slot_expert: np.ndarray,
+    quota: np.ndarray,
+    topology: Topology,
+    cost: CostModel,
+    expert_idx: np.ndarray | None = None,
+) -> int:
     """Objective (b): slowest rank's compute + the busiest rank's traffic of each link class, in or out, rows and pulls.
 
-    A pull leaves from the main's rank. Pulls repeated in the backward pass and gradient pushes count as hidden.
+    Pulls repeated in the backward pass and gradient pushes count as hidden.
     """
-    return _predict_ps(slot_expert, quota, topology, cost, busiest_direction)
+    return _predict_ps(slot_expert, quota, topology, cost, expert_idx, busiest_direction)
 
 
-def eq8_ps(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel) -> int:
+def eq8_ps(
+    slot_expert: np.ndarray,
+    quota: np.ndarray,
+    topology: Topology,
+    cost: CostModel,
+    expert_idx: np.ndarray | None = None,
+) -> int:
     """Objective (a), Eq. 8 of the paper: slowest rank's compute + the traffic of all ranks together."""
-    return _predict_ps(slot_expert, quota, topology, cost, lambda counts: int(counts.sum()))
+    return _predict_ps(slot_expert, quota, topology, cost, expert_idx, everything)
 
-
-Objective = Callable[[np.ndarray, np.ndarray, Topology, CostModel], int]
 
 OBJECTIVES: dict[str, Objective] = {"bottleneck": bottleneck_ps, "eq8": eq8_ps}
 
 
-def busiest_direction(counts: np.ndarray) -> int:
-    """The largest sum that one rank sends or receives; `counts` is [R, R], from one rank to another."""
-    return int(max(counts.sum(axis=0).max(), counts.sum(axis=1).max()))
+def rank_compute_ps(rows: np.ndarray, cost: CostModel) -> np.ndarray:
+    """Picoseconds that each rank computes, int64 [R]; `rows` is int [R, J], the rows of each of its instances."""
+    rows = rows.astype(np.int64)
+    padded = -(-rows // cost.tile_rows) * cost.tile_rows if cost.tile_rows else rows
+    ps = np.maximum(cost.instance_ps * (rows > 0).sum(axis=1), cost.row_ps * padded.sum(axis=1))
+    if cost.rank_speed is None:
+        return ps
+    speed = np.array(cost.rank_speed)
+    # floor(ps * 1000 / speed) without leaving 64 bits.
+    return ps // speed * NOMINAL_SPEED + ps % speed * NOMINAL_SPEED // speed
 
 
-def link_ps(total_bytes: int, fs_per_byte: int) -> int:
-    """Picoseconds to move `total_bytes`: the one rounding rule."""
-    return total_bytes * fs_per_byte // 1000
+def row_traffic(
+    slot_expert: np.ndarray,
+    quota: np.ndarray,
+    topology: Topology,
+    cost: CostModel,
+    expert_idx: np.ndarray | None = None,
+) -> np.ndarray:
+    """Rows that each rank sends to each other at dispatch, int64 [R, R]; what stays on a rank is on the diagonal.
+
+    Raises:
+      ValueError: tokens cross once (`cost.dedup`), but `expert_idx` is missing or has other demand than `quota`.
+    """
+    if not cost.dedup:
+        return quota.sum(axis=2, dtype=np.int64)
+    if expert_idx is None:
+        raise ValueError("cost.dedup needs expert_idx [R, T, K], the experts of every token: pass it, or dedup=False")
+    return deduplicated_rows(expert_idx, slot_expert, quota, topology)
 
 
 def picoseconds(predicted_ps: Any) -> np.ndarray:
@@ -177,28 +228,25 @@ def split_picoseconds(ps: int) -> np.ndarray:
 
 
 def _predict_ps(
-    slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel, reduce: Callable[[np.ndarray], int]
+    slot_expert: np.ndarray,
+    quota: np.ndarray,
+    topology: Topology,
+    cost: CostModel,
+    expert_idx: np.ndarray | None,
+    reduce: Reduce,
 ) -> int:
-    moved = traffic(slot_expert, quota, topology)
-    compute = cost.row_ps * int(quota.sum(axis=(0, 2), dtype=np.int64).max())
-    row, pull = 2 * cost.token_bytes, cost.expert_bytes
+    cost.check_ranks(topology.num_ranks)
+    rows = row_traffic(slot_expert, quota, topology, cost, expert_idx)
+    copies = pulls.schedule(slot_expert, quota.shape[2] - slot_expert.shape[1], topology, cost)
+    rates = (cost.inter_fs_per_byte, cost.intra_fs_per_byte)
     return (
-        compute
-        + link_ps(row * reduce(moved.inter_rows), cost.inter_fs_per_byte)
-        + link_ps(row * reduce(moved.intra_rows), cost.intra_fs_per_byte)
-        + link_ps(pull * reduce(moved.inter_pulls), cost.inter_fs_per_byte)
-        + link_ps(pull * reduce(moved.intra_pulls), cost.intra_fs_per_byte)
+        int(rank_compute_ps(quota.sum(axis=0, dtype=np.int64), cost).max())
+        + moved_ps(2 * cost.token_bytes * rows, topology, *rates, reduce)
+        + moved_ps(pulls.moved_bytes(copies, topology, cost), topology, *rates, reduce)
     )
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _set_integers(instance: Any, minimum: int) -> None:
-    """Checks every field of a frozen dataclass and turns NumPy integers into Python's, which do not overflow."""
-    for field in dataclasses.fields(instance):
-        value = getattr(instance, field.name)
-        if not _is_integer(value) or value < minimum:
-            raise ValueError(f"{field.name}={value!r} must be an integer of at least {minimum}: round it")
-        object.__setattr__(instance, field.name, int(value))
+def _compute_limit(count: int, slowest_rank: int) -> int:
+    """The most picoseconds of one unit of compute, so that `count` units take half of 64 bits on the slowest rank."""
+    limit = _INT64_MAX // (2 * count)
+    return limit if slowest_rank >= NOMINAL_SPEED else limit // NOMINAL_SPEED * slowest_rank

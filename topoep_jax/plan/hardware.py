@@ -1,0 +1,139 @@
+"""Rates of one GPU and its links: presets, or what `topoep measure` found on the machine at hand."""
+
+import dataclasses
+import json
+import os
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+NOMINAL_SPEED = 1000
+"""Permille: a rank of this speed computes at the rate of `Hardware.gflops`."""
+MAX_SPEED = 1_000_000
+MEASUREMENT_VERSION = 1
+"""Of the file that `topoep_jax.measure` writes and `Hardware.from_measurement` reads."""
+_GBPS_FS_PER_BYTE = 8_000_000
+"""Femtoseconds per byte of 1 Gb/s."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Hardware:
+    """Sustained rates of one GPU and its links, as integers.
+
+    Attributes:
+      inter_fs_per_byte: femtoseconds per byte between domains, per direction and GPU (50 GB/s = 20000).
+      intra_fs_per_byte: the same inside a domain (200 GB/s = 5000).
+      gflops: sustained grouped-GEMM rate in GFLOP/s (400 TFLOP/s = 400000).
+      rank_speed: speed of each rank in permille of `gflops` (1000 = nominal), or None: all are nominal. GPUs of one
+        kind differ by their silicon and cooling (GEM, "GPU-variability-aware expert to GPU mapping").
+
+    Raises:
+      ValueError: a value is not an integer, or not positive.
+    """
+
+    inter_fs_per_byte: int
+    intra_fs_per_byte: int
+    gflops: int
+    rank_speed: tuple[int, ...] | None = None
+
+    def __post_init__(self) -> None:
+        set_integers(self, ("inter_fs_per_byte", "intra_fs_per_byte", "gflops"), minimum=1)
+        object.__setattr__(self, "rank_speed", checked_speeds(self.rank_speed))
+
+    @classmethod
+    def h800(cls) -> "Hardware":
+        """One 400 Gb/s NIC per GPU, NVLink at 200 GB/s per direction, 400 TFLOP/s sustained in bf16."""
+        return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=5_000, gflops=400_000)
+
+    @classmethod
+    def h100(cls) -> "Hardware":
+        """As `h800`, with the full NVLink of the SXM board: 450 GB/s per direction."""
+        return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=2_222, gflops=400_000)
+
+    @classmethod
+    def from_measurement(
+        cls, path: str | os.PathLike[str], *, inter_gbps: int | None = None, intra_gbps: int | None = None
+    ) -> "Hardware":
+        """Reads the file that `topoep measure` wrote (`topoep_jax.measure`).
+
+        Args:
+          path: the JSON file.
+          inter_gbps: Gb/s per direction and GPU between domains, in place of the file's. A measurement on one domain
+            has no such rate, and then this is needed.
+          intra_gbps: the same inside a domain; needed where each domain had one device.
+
+        Raises:
+          ValueError: no such file, not a measurement, another version, a key that is missing, or a rate that was not
+            measured and is not given.
+        """
+        found = _read_measurement(Path(path))
+        rates = {}
+        for link, gbps in (("inter", inter_gbps), ("intra", intra_gbps)):
+            name = f"{link}_fs_per_byte"
+            if gbps is not None:
+                rates[name] = _fs_per_byte(f"{link}_gbps", gbps)
+            elif found[name] is None:
+                raise ValueError(
+                    f"{path}: {name} was not measured ({found['num_devices']} devices in {found['num_domains']}"
+                    f" domains have no such link): pass {link}_gbps, in Gb/s per direction and GPU"
+                )
+            else:
+                rates[name] = found[name]
+        return cls(**rates, gflops=found["gflops"], rank_speed=found["rank_speed"])
+
+
+def set_integers(instance: Any, names: Iterable[str], minimum: int) -> None:
+    """Checks fields of a frozen dataclass and turns NumPy integers into Python's, which do not overflow."""
+    for name in names:
+        value = getattr(instance, name)
+        if not is_integer(value) or value < minimum:
+            raise ValueError(f"{name}={value!r} must be an integer of at least {minimum}: round it")
+        object.__setattr__(instance, name, int(value))
+
+
+def is_integer(value: Any) -> bool:
+    """Whether this is a Python or NumPy integer, and no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool)
+
+
+def checked_speeds(rank_speed: Any) -> tuple[int, ...] | None:
+    """`rank_speed` as a tuple of Python integers.
+
+    Raises:
+      ValueError: empty, or a speed is no integer in 1..MAX_SPEED.
+    """
+    if rank_speed is None:
+        return None
+    speeds = rank_speed.tolist() if isinstance(rank_speed, np.ndarray) else rank_speed
+    if not isinstance(speeds, tuple | list) or not speeds:
+        raise ValueError(f"rank_speed={rank_speed!r} must hold one integer per rank (permille), or be None")
+    for rank, speed in enumerate(speeds):
+        if not is_integer(speed) or not 1 <= speed <= MAX_SPEED:
+            raise ValueError(
+                f"rank_speed[{rank}]={speed!r} must be an integer in 1..{MAX_SPEED}: permille of nominal speed, 1000 is"
+                " nominal"
+            )
+    return tuple(int(speed) for speed in speeds)
+
+
+def _fs_per_byte(name: str, gbps: Any) -> int:
+    if not is_integer(gbps) or not 1 <= gbps <= _GBPS_FS_PER_BYTE:
+        raise ValueError(f"{name}={gbps!r} must be an integer of at least 1, in Gb/s per direction and GPU")
+    return _GBPS_FS_PER_BYTE // int(gbps)
+
+
+def _read_measurement(path: Path) -> dict[str, Any]:
+    try:
+        found = json.loads(path.read_text())
+    except (OSError, ValueError) as error:
+        raise ValueError(f"{path} cannot be read as a measurement ({error}): write it with `topoep measure`") from error
+    version = found.get("version") if isinstance(found, dict) else None
+    if version != MEASUREMENT_VERSION:
+        raise ValueError(f"{path} has version {version!r}, expected {MEASUREMENT_VERSION}: measure again")
+    expected = {"inter_fs_per_byte", "intra_fs_per_byte", "gflops", "rank_speed", "num_devices", "num_domains"}
+    missing = sorted(expected - set(found))
+    if missing:
+        raise ValueError(f"{path} lacks {missing}: measure again")
+    return found

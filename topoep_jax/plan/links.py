@@ -1,0 +1,70 @@
+"""Time of what ranks send each other, for each class of link: inside a domain and across domains."""
+
+from collections.abc import Callable
+from typing import NamedTuple
+
+import numpy as np
+
+from topoep_jax.topology import Topology
+
+
+def link_ps(total_bytes: int, fs_per_byte: int) -> int:
+    """Picoseconds to move `total_bytes`: the one rounding rule."""
+    return total_bytes * fs_per_byte // 1000
+
+
+def busiest_direction(moved: np.ndarray) -> int:
+    """The largest sum that one rank sends or receives; `moved` is [R, R], from one rank to another."""
+    return int(max(moved.sum(axis=0).max(), moved.sum(axis=1).max()))
+
+
+def everything(moved: np.ndarray) -> int:
+    """The sum over all pairs of ranks; `moved` is [R, R]."""
+    return int(moved.sum())
+
+
+Reduce = Callable[[np.ndarray], int]
+"""How an objective counts traffic: `busiest_direction` or `everything`."""
+
+
+def moved_ps(
+    moved_bytes: np.ndarray, topology: Topology, inter_fs_per_byte: int, intra_fs_per_byte: int, reduce: Reduce
+) -> int:
+    """Picoseconds of int64 [R, R] bytes from one rank to another: both classes of link, each rounded once.
+
+    What stays on a rank (the diagonal) costs nothing.
+    """
+    inter = topology.crosses_domains()
+    intra = ~inter & ~np.eye(topology.num_ranks, dtype=bool)
+    return link_ps(reduce(moved_bytes * inter), inter_fs_per_byte) + link_ps(
+        reduce(moved_bytes * intra), intra_fs_per_byte
+    )
+
+
+class Traffic(NamedTuple):
+    """What a plan moves, as int64 [R, R] counts from one rank to another; nothing on the diagonal, it costs nothing.
+
+    Every assignment is a row and every replica a pull from its main, whatever the cost model de-duplicates or relays.
+    """
+
+    inter_rows: np.ndarray
+    """Rows from source rank to executing rank, between domains."""
+    intra_rows: np.ndarray
+    """The same inside a domain."""
+    inter_pulls: np.ndarray
+    """Replicas from main rank to holding rank, between domains."""
+    intra_pulls: np.ndarray
+    """The same inside a domain."""
+
+
+def traffic(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology) -> Traffic:
+    """Counts the rows and pulls of a plan (`slot_expert` [R, N], `quota` [R, R, J]), split by class of link."""
+    num_ranks, num_slots = slot_expert.shape
+    mains_per_rank = quota.shape[2] - num_slots
+    rows = quota.sum(axis=2, dtype=np.int64)
+    pulls = np.zeros((num_ranks, num_ranks), np.int64)
+    rank, slot = np.nonzero(slot_expert >= 0)
+    np.add.at(pulls, (slot_expert[rank, slot] // mains_per_rank, rank), 1)
+    inter = topology.crosses_domains()
+    intra = ~inter & ~np.eye(num_ranks, dtype=bool)
+    return Traffic(rows * inter, rows * intra, pulls * inter, pulls * intra)

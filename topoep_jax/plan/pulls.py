@@ -1,0 +1,182 @@
+"""Pull schedule: the copies that bring the parameters of every replica from its main's rank, and what they cost.
+
+A hot owner's NIC is the bottleneck of pulls: several domains want the same few experts. Modes:
+
+- "direct": the main's rank sends the whole expert to every holder;
+- "relayed": the first (lowest) holder of each other domain pulls across, and the domain's further holders copy from it;
+- "striped": the owner spreads slices of the expert over the ranks of its own domain, and each of them sends its slice
+  across, so that every NIC of the domain works; holders in the owner's domain still copy the whole;
+- "best": the quickest of the three by `price`, the first of them on a tie.
+
+Copies of one stage need only what earlier stages brought. The bytes of a rank are added over the stages: slices and
+experts follow each other as in a pipeline, so a link is busy for the sum.
+"""
+
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, NamedTuple
+
+import numpy as np
+
+from topoep_jax.plan.links import busiest_direction, everything, moved_ps
+from topoep_jax.topology import Topology
+
+if TYPE_CHECKING:  # the cost model prices pulls, so it imports this file
+    from topoep_jax.plan.cost import CostModel
+
+MODES = ("direct", "relayed", "striped", "best")
+
+
+class Copies(NamedTuple):
+    """Copies of parts of experts, int64 [n] each, in order of stage, target, expert and slice."""
+
+    source: np.ndarray
+    """Rank that sends."""
+    target: np.ndarray
+    """Rank that receives."""
+    expert: np.ndarray
+    slice_index: np.ndarray
+    """The part that is sent: bytes floor(W x slice_index / slices) up to floor(W x (slice_index + 1) / slices)."""
+    slices: np.ndarray
+    stage: np.ndarray
+
+    def byte_range(self, expert_bytes: int) -> tuple[np.ndarray, np.ndarray]:
+        """First byte and end of each copy, int64 [n]; the slices of an expert cover it exactly."""
+        first = expert_bytes * self.slice_index // self.slices
+        return first, expert_bytes * (self.slice_index + 1) // self.slices
+
+
+def schedule(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology, cost: "CostModel") -> Copies:
+    """The copies of a plan's replicas (`slot_expert` int [R, N], -1 if empty), as `cost.pulls` says."""
+    if cost.pulls != "best":
+        return _SCHEDULES[cost.pulls](slot_expert, mains_per_rank, topology)
+    candidates = [build(slot_expert, mains_per_rank, topology) for build in _SCHEDULES.values()]
+    return min(candidates, key=lambda copies: price(copies, topology, cost))  # the first of the smallest
+
+
+def moved_bytes(copies: Copies, topology: Topology, cost: "CostModel") -> np.ndarray:
+    """Bytes from one rank to another over all stages, int64 [R, R]."""
+    moved = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
+    first, end = copies.byte_range(cost.expert_bytes)
+    np.add.at(moved, (copies.source, copies.target), end - first)
+    return moved
+
+
+def price(copies: Copies, topology: Topology, cost: "CostModel") -> int:
+    """Picoseconds by the bottleneck rule: for each class of link, the busiest rank, in or out."""
+    moved = moved_bytes(copies, topology, cost)
+    return moved_ps(moved, topology, cost.inter_fs_per_byte, cost.intra_fs_per_byte, busiest_direction)
+
+
+def eq8(copies: Copies, topology: Topology, cost: "CostModel") -> int:
+    """Picoseconds by Eq. 8 of the paper: the bytes of all ranks together."""
+    moved = moved_bytes(copies, topology, cost)
+    return moved_ps(moved, topology, cost.inter_fs_per_byte, cost.intra_fs_per_byte, everything)
+
+
+def check(copies: Copies, slot_expert: np.ndarray, mains_per_rank: int, expert_bytes: int) -> None:
+    """Executes the copies in order of stage: every holder must end with every byte of its replicas, received once.
+
+    Raises:
+      ValueError: a copy reads bytes that its source does not have yet, a rank receives a byte twice (or of its own
+        main), or a holder lacks bytes.
+    """
+    owned = np.repeat(np.arange(slot_expert.shape[0]), mains_per_rank).tolist()
+    has: dict[tuple[int, int], list[tuple[int, int]]] = {(r, e): [(0, expert_bytes)] for e, r in enumerate(owned)}
+    first, end = copies.byte_range(expert_bytes)
+    for stage in np.unique(copies.stage):
+        arrived: list[tuple[tuple[int, int], tuple[int, int]]] = []
+        for i in np.flatnonzero(copies.stage == stage):
+            source, target, expert = (int(field[i]) for field in (copies.source, copies.target, copies.expert))
+            part = (int(first[i]), int(end[i]))
+            if not any(low <= part[0] and part[1] <= high for low, high in has.get((source, expert), [])):
+                raise ValueError(
+                    f"stage {stage}: rank {source} sends bytes {part} of expert {expert} to rank {target}, but it has"
+                    f" {has.get((source, expert), [])}"
+                )
+            arrived.append(((target, expert), part))
+        for key, part in arrived:
+            if any(low < part[1] and part[0] < high for low, high in has.get(key, [])):
+                raise ValueError(f"stage {stage}: rank {key[0]} receives bytes {part} of expert {key[1]} twice")
+            has[key] = _merged([*has.get(key, []), part])
+    for rank, slot in np.argwhere(slot_expert >= 0):
+        expert = int(slot_expert[rank, slot])
+        if has.get((rank, expert)) != [(0, expert_bytes)]:
+            raise ValueError(
+                f"rank {rank} holds expert {expert}, but of its {expert_bytes} bytes it has only"
+                f" {has.get((rank, expert), [])}"
+            )
+
+
+def _merged(parts: list[tuple[int, int]]) -> list[tuple[int, int]]:
+    """Disjoint parts, with neighbours joined."""
+    result: list[tuple[int, int]] = []
+    for low, high in sorted(parts):
+        if result and result[-1][1] == low:
+            result[-1] = (result[-1][0], high)
+        else:
+            result.append((low, high))
+    return result
+
+
+Row = tuple[int, int, int, int, int, int]
+"""stage, target, expert, slice index, slices, source."""
+
+
+def _direct(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Copies:
+    target, slot = np.nonzero(slot_expert >= 0)
+    expert = slot_expert[target, slot].astype(np.int64)
+    whole = np.zeros_like(expert)
+    return Copies(expert // mains_per_rank, target, expert, whole, whole + 1, whole)
+
+
+def _relayed(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Copies:
+    return _in_order(_relay(slot_expert, mains_per_rank, topology))
+
+
+def _relay(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
+    domain = topology.domain_of_rank
+    for expert, ranks in _holders(slot_expert):
+        owner = expert // mains_per_rank
+        first = {domain[owner]: owner}
+        for rank in ranks:
+            if domain[rank] not in first:
+                first[domain[rank]] = rank
+                yield 0, rank, expert, 0, 1, owner
+            else:
+                source = first[domain[rank]]
+                yield int(source != owner), rank, expert, 0, 1, source
+
+
+def _striped(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Copies:
+    return _in_order(_stripe(slot_expert, mains_per_rank, topology))
+
+
+def _stripe(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
+    domain = topology.domain_of_rank
+    for expert, ranks in _holders(slot_expert):
+        owner = expert // mains_per_rank
+        senders = topology.ranks_of_domain(domain[owner])
+        near = [rank for rank in ranks if rank in senders]
+        far = [rank for rank in ranks if rank not in senders]
+        for rank in near:
+            yield 0, rank, expert, 0, 1, owner
+        for index, sender in enumerate(senders):
+            # The owner has its slice, and a holder gets every slice anyway.
+            if far and sender != owner and sender not in near:
+                yield 0, sender, expert, index, len(senders), owner
+            for rank in far:
+                yield int(sender != owner), rank, expert, index, len(senders), sender
+
+
+def _holders(slot_expert: np.ndarray) -> Iterator[tuple[int, list[int]]]:
+    """Each replicated expert with the ranks whose slots hold it, both ascending."""
+    for expert in np.unique(slot_expert[slot_expert >= 0]):
+        yield int(expert), np.nonzero(slot_expert == expert)[0].tolist()
+
+
+def _in_order(rows: Iterator[Row]) -> Copies:
+    stage, target, expert, slice_index, slices, source = np.array(sorted(rows), np.int64).reshape(-1, 6).T
+    return Copies(source, target, expert, slice_index, slices, stage)
+
+
+_SCHEDULES = {"direct": _direct, "relayed": _relayed, "striped": _striped}
