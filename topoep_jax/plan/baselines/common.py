@@ -1,4 +1,4 @@
-"""What several baselines need: who is near whom, and how whole rows are split over instances and sources."""
+"""What several baselines need: how whole rows are split over instances and sources, exactly, low indices first."""
 
 import numpy as np
 
@@ -6,7 +6,7 @@ from topoep_jax.plan.problem import Draft, Problem
 
 
 def split_evenly(total: np.ndarray, holds: np.ndarray) -> np.ndarray:
-    """int64 [E, R]: `total` [E] rows over the ranks that hold each expert (`holds` [R, E]), remainder to the lower rank."""
+    """int64 [E, R]: `total` [E] rows over the ranks that hold each expert (`holds` bool [R, E]), low ranks first."""
     serves = holds.T
     count = serves.sum(axis=1, keepdims=True)
     base, remainder = np.divmod(total[:, None], np.maximum(count, 1))
@@ -14,51 +14,56 @@ def split_evenly(total: np.ndarray, holds: np.ndarray) -> np.ndarray:
     return np.where(serves, base + (position < remainder), 0)
 
 
-def split_in_proportion(total: int, weight: np.ndarray) -> np.ndarray:
-    """int64 [n]: `total` split like `weight` [n] by largest remainder, the lower index first; zero weights share nothing.
+def split_in_proportion(total: np.ndarray | int, weight: np.ndarray) -> np.ndarray:
+    """int64 [..., n]: splits each `total` [...] like `weight` [..., n] by largest remainder, the lower index on a tie.
 
-    Exact in Python integers, so that no product overflows. All weights zero needs `total` zero.
+    Zero weights get nothing. Totals and sums of weights must stay below 2^31, so that products fit 64 bits.
+
+    Raises:
+      ValueError: there are rows to split, but every weight is zero.
     """
-    weights = [int(w) for w in weight]
-    whole = sum(weights)
-    if whole == 0:
-        if total:
-            raise ValueError(f"cannot split {total} rows over weights that are all zero; give one of them a weight")
-        return np.zeros(len(weights), np.int64)
-    share = [total * w // whole for w in weights]
-    remainder = [total * w % whole for w in weights]
-    by_remainder = sorted(range(len(weights)), key=lambda i: (-remainder[i], i))
-    for i in by_remainder[: total - sum(share)]:
-        share[i] += 1
-    return np.array(share, np.int64)
+    total, weight = np.asarray(total, np.int64)[..., None], np.asarray(weight, np.int64)
+    whole = weight.sum(axis=-1, keepdims=True)
+    if ((whole == 0) & (total > 0)).any():
+        raise ValueError(f"cannot split {total.max()} rows over weights that are all zero: give one of them a weight")
+    share, remainder = np.divmod(total * weight, np.maximum(whole, 1))
+    missing = total - share.sum(axis=-1, keepdims=True)
+    place = np.argsort(np.argsort(-remainder, axis=-1, kind="stable"), axis=-1, kind="stable")
+    split: np.ndarray = share + ((place < missing) & (whole > 0))
+    return split
 
 
 def overlap(supply: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """int64 [..., n, m]: lays `supply` [..., m] and `room` [..., n] end to end and returns what each pair has in common.
+    """int64 [..., n, m]: what each pair shares when `supply` [..., m] and `room` [..., n] are laid end to end.
 
     That is the north-west corner rule: low suppliers fill low rooms first; all of the smaller total is matched.
     """
     supply_end, room_end = supply.cumsum(axis=-1), room.cumsum(axis=-1)
     end = np.minimum(supply_end[..., None, :], room_end[..., :, None])
     start = np.maximum((supply_end - supply)[..., None, :], (room_end - room)[..., :, None])
-    return np.maximum(end - start, 0)
+    shared: np.ndarray = np.maximum(end - start, 0)
+    return shared
 
 
 def quota_local_first(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> np.ndarray:
-    """int64 [E, R, R]: which source feeds each instance, when instance (e, r) executes `rows[e, r]` rows.
+    """int64 [E, R, R], as in `Draft`: who feeds each instance, when instance (e, r) executes `rows[e, r]` rows.
 
     A source's rows stay on its own rank as far as there is room, then in its own domain, then go anywhere; within each
-    step low sources fill low ranks first. `rows` [E, R] must sum to the demand of every expert.
+    step low sources fill low ranks first. `omega` is [R, E].
+
+    Raises:
+      ValueError: the rows of an expert's instances do not sum to the demand for it.
     """
     supply, room = omega.T.astype(np.int64), rows.astype(np.int64)
     unequal = np.flatnonzero(supply.sum(axis=1) != room.sum(axis=1))
     if unequal.size:
         e = unequal[0]
         raise ValueError(
-            f"expert {e} has {supply[e].sum()} rows, but its instances execute {room[e].sum()}; make them equal"
+            f"expert {e} is demanded {supply[e].sum()} times, but its instances execute {room[e].sum()} rows: the sums"
+            " must be equal"
         )
     ranks = np.arange(problem.topology.num_ranks)
-    quota = np.zeros((problem.num_experts, ranks.size, ranks.size), np.int64)
+    quota: np.ndarray = np.zeros((problem.num_experts, ranks.size, ranks.size), np.int64)
     own = np.minimum(supply, room)
     quota[:, ranks, ranks] = own
     supply, room = supply - own, room - own
@@ -72,10 +77,27 @@ def quota_local_first(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> 
     return quota
 
 
-def draft_of_rows(holds: np.ndarray, rows: np.ndarray, omega: np.ndarray, problem: Problem) -> Draft:
-    """The draft in which instance (e, r) executes `rows[e, r]` rows, fed by near sources first; idle replicas are dropped.
-
-    Mains stay where `holds` has them even without rows.
-    """
+def draft_of_rows(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> Draft:
+    """The draft in which instance (e, r) executes `rows[e, r]` rows, near sources first; only these and mains exist."""
     is_main = problem.main_rank() == np.arange(problem.topology.num_ranks)[:, None]
-    return Draft(holds & (is_main | (rows.T > 0)), quota_local_first(rows, omega, problem))
+    return Draft(is_main | (rows.T > 0), quota_local_first(rows, omega, problem))
+
+
+def quota_in_proportion(moved: np.ndarray, omega: np.ndarray, problem: Problem) -> np.ndarray:
+    """int64 [E, R, R], as in `Draft`: every source gives its share of the `moved` [E, R] rows of each replica.
+
+    Shares are rounded down; what is left over goes from low sources to low ranks. `moved` is zero at the main, which
+    executes the rest. `omega` is [R, E].
+    """
+    supply = omega.T.astype(np.int64)
+    whole = np.maximum(supply.sum(axis=1), 1)[:, None, None]
+    quota = moved[:, :, None] * supply[:, None, :] // whole
+    quota += overlap(supply - quota.sum(axis=1), moved - quota.sum(axis=2))
+    quota[np.arange(problem.num_experts), problem.main_rank()] += supply - quota.sum(axis=1)
+    return quota
+
+
+def draft_of_quota(quota: np.ndarray, problem: Problem) -> Draft:
+    """The draft whose replicas are the instances that execute rows; mains stay where they are."""
+    is_main = problem.main_rank() == np.arange(problem.topology.num_ranks)[:, None]
+    return Draft(is_main | (quota.sum(axis=2).T > 0), quota)
