@@ -85,12 +85,13 @@ class CostModel:
     def _check_overflow(self) -> None:
         slowest_link = max(self.inter_fs_per_byte, self.intra_fs_per_byte, 1)
         slowest_rank = min(self.rank_speed or (NOMINAL_SPEED,))
+        copies_per_replica = 1 if self.pulls == "direct" else 2  # a slice may pass through one rank on its way
         padded_rows = MAX_ROWS + MAX_INSTANCES * max(self.tile_rows - 1, 0)
         limits = {
             "row_ps": _compute_limit(padded_rows, slowest_rank),
             "instance_ps": _compute_limit(MAX_INSTANCES, slowest_rank),
             "token_bytes": _INT64_MAX // (2 * MAX_ROWS * slowest_link),
-            "expert_bytes": _INT64_MAX // (MAX_REPLICAS * slowest_link),
+            "expert_bytes": _INT64_MAX // (copies_per_replica * MAX_REPLICAS * slowest_link),
         }
         for name, limit in limits.items():
             if getattr(self, name) > limit:

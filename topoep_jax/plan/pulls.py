@@ -5,7 +5,8 @@ A hot owner's NIC is the bottleneck of pulls: several domains want the same few 
 - "direct": the main's rank sends the whole expert to every holder;
 - "relayed": the first (lowest) holder of each other domain pulls across, and the domain's further holders copy from it;
 - "striped": the owner spreads slices of the expert over the ranks of its own domain, and each of them sends its slice
-  across, so that every NIC of the domain works; holders in the owner's domain still copy the whole;
+  to the holders there and to the first holder of each other domain, so that every NIC of the domain works; further
+  holders copy from the first as in "relayed";
 - "best": the quickest of the three by `price`, the first of them on a tie.
 
 Copies of one stage need only what earlier stages brought. The bytes of a rank are added over the stages: slices and
@@ -134,17 +135,13 @@ def _relayed(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -
 
 
 def _relay(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
-    domain = topology.domain_of_rank
-    for expert, ranks in _holders(slot_expert):
-        owner = expert // mains_per_rank
-        first = {domain[owner]: owner}
-        for rank in ranks:
-            if domain[rank] not in first:
-                first[domain[rank]] = rank
-                yield 0, rank, expert, 0, 1, owner
-            else:
-                source = first[domain[rank]]
-                yield int(source != owner), rank, expert, 0, 1, source
+    for owner, expert, near, far in _replicated(slot_expert, mains_per_rank, topology):
+        for rank in near:
+            yield 0, rank, expert, 0, 1, owner
+        for first, *others in far:
+            yield 0, first, expert, 0, 1, owner
+            for rank in others:
+                yield 1, rank, expert, 0, 1, first
 
 
 def _striped(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Copies:
@@ -152,26 +149,34 @@ def _striped(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -
 
 
 def _stripe(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
-    domain = topology.domain_of_rank
-    for expert, ranks in _holders(slot_expert):
-        owner = expert // mains_per_rank
-        senders = topology.ranks_of_domain(domain[owner])
-        near = [rank for rank in ranks if rank in senders]
-        far = [rank for rank in ranks if rank not in senders]
-        for rank in near:
-            yield 0, rank, expert, 0, 1, owner
+    for owner, expert, near, far in _replicated(slot_expert, mains_per_rank, topology):
+        senders = topology.ranks_of_domain(topology.domain_of_rank[owner])
         for index, sender in enumerate(senders):
-            # The owner has its slice, and a holder gets every slice anyway.
-            if far and sender != owner and sender not in near:
+            if sender != owner:
                 yield 0, sender, expert, index, len(senders), owner
-            for rank in far:
-                yield int(sender != owner), rank, expert, index, len(senders), sender
+            for rank in [*near, *(first for first, *_ in far)]:
+                if rank != sender:
+                    yield int(sender != owner), rank, expert, index, len(senders), sender
+        for first, *others in far:
+            for rank in others:
+                yield 2, rank, expert, 0, 1, first
 
 
-def _holders(slot_expert: np.ndarray) -> Iterator[tuple[int, list[int]]]:
-    """Each replicated expert with the ranks whose slots hold it, both ascending."""
-    for expert in np.unique(slot_expert[slot_expert >= 0]):
-        yield int(expert), np.nonzero(slot_expert == expert)[0].tolist()
+def _replicated(
+    slot_expert: np.ndarray, mains_per_rank: int, topology: Topology
+) -> Iterator[tuple[int, int, list[int], list[list[int]]]]:
+    """Owner, expert, its holders in the owner's domain, and those of each other domain that has some; all ascending."""
+    domain = topology.domain_of_rank
+    for expert in np.unique(slot_expert[slot_expert >= 0]).tolist():
+        owner = expert // mains_per_rank
+        near: list[int] = []
+        far: dict[int, list[int]] = {}
+        for rank in np.nonzero(slot_expert == expert)[0].tolist():
+            if domain[rank] == domain[owner]:
+                near.append(rank)
+            else:
+                far.setdefault(domain[rank], []).append(rank)
+        yield owner, expert, near, list(far.values())
 
 
 def _in_order(rows: Iterator[Row]) -> Copies:
