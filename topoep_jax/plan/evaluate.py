@@ -4,7 +4,9 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.cost import OBJECTIVES, traffic
+from topoep_jax.plan import pulls
+from topoep_jax.plan.cost import OBJECTIVES, rank_compute_ps, row_traffic
+from topoep_jax.plan.links import busiest_direction, everything, link_ps
 from topoep_jax.plan.problem import Draft, Problem, aligned_rows
 from topoep_jax.plan.reference import finish
 from topoep_jax.plan.types import Plan, Status
@@ -59,11 +61,11 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
     load = quota.sum(axis=(0, 2), dtype=np.int64)
     total = int(load.sum())
-    moved = traffic(slot_expert, quota, problem.topology)
+    rows = quota.sum(axis=2, dtype=np.int64)
     priced = {name: cost(slot_expert, quota, problem.topology, problem.cost) for name, cost in OBJECTIVES.items()}
     return Evaluation(
         imbalance=int(load.max()) * load.size / total if total else 1.0,
-        inter_domain=int(moved.inter_rows.sum()) / max(total, 1),
+        inter_domain=int((rows * problem.topology.crosses_domains()).sum()) / max(total, 1),
         replica=int(quota[:, :, problem.mains_per_rank :].sum(dtype=np.int64)) / max(total, 1),
         num_replicas=int((slot_expert >= 0).sum()),
         objective_ps=priced["bottleneck"],
@@ -78,10 +80,31 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
 
 def nic_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> np.ndarray:
     """int64 [2, R]: bytes between domains that each rank sends and receives in a forward pass."""
-    moved = traffic(slot_expert, quota, problem.topology)
-    rows = moved.inter_rows.sum(axis=0) + moved.inter_rows.sum(axis=1)
-    pulls = np.stack([moved.inter_pulls.sum(axis=1), moved.inter_pulls.sum(axis=0)])
-    return problem.cost.token_bytes * rows + problem.cost.expert_bytes * pulls
+    crosses = problem.topology.crosses_domains()
+    rows, copies = (moved * crosses for moved in _moved_bytes(slot_expert, quota, problem))
+    dispatch_and_combine = rows + rows.T
+    return np.stack([(dispatch_and_combine + copies).sum(axis=axis) for axis in (1, 0)])
+
+
+def terms_ps(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> dict[str, int]:
+    """The predicted picoseconds of `problem.objective` by cause; they sum to it."""
+    cost, crosses = problem.cost, problem.topology.crosses_domains()
+    reduce = {"bottleneck": busiest_direction, "eq8": everything}[problem.objective]
+    rows, copies = _moved_bytes(slot_expert, quota, problem)
+    away = ~np.eye(problem.topology.num_ranks, dtype=bool)
+    terms = {"expert compute": int(rank_compute_ps(quota.sum(axis=0, dtype=np.int64), cost).max())}
+    for what, moved in (("rows", 2 * rows), ("pulls", copies)):
+        terms[f"{what} between domains"] = link_ps(reduce(moved * crosses), cost.inter_fs_per_byte)
+        terms[f"{what} inside a domain"] = link_ps(reduce(moved * (away & ~crosses)), cost.intra_fs_per_byte)
+    return terms
+
+
+def _moved_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """int64 [R, R] twice: bytes of rows from source to executing rank at dispatch, and of pulled parameters."""
+    topology, cost = problem.topology, problem.cost
+    copies = pulls.schedule(slot_expert, problem.mains_per_rank, topology, cost)
+    rows = cost.token_bytes * row_traffic(slot_expert, quota, topology, cost)
+    return rows, pulls.moved_bytes(copies, topology, cost)
 
 
 def draft_of(plan: Plan, problem: Problem) -> Draft:

@@ -1,0 +1,79 @@
+"""The `topoep` command line: compares planners, explains one plan, measures a machine.
+
+A command is a module of its name with `define() -> FlagValues` and `run(values) -> Iterator[str]`, what it prints piece
+by piece. Flags live in values of their own, never in absl's global ones: a program may call `main` and have flags too.
+"""
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+
+from absl import flags
+
+COMMANDS = {
+    "plan": "compare planners on synthetic or recorded demand",
+    "explain": "show one plan: which experts were copied where, why, and what it gains",
+    "measure": "write this machine's link and GEMM rates to a file",
+}
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Runs one command.
+
+    Args:
+      argv: command and flags, without the program's name; None takes those of this process.
+
+    Returns:
+      The exit code: 0, or 2 after one line about what is wrong on standard error.
+    """
+    arguments = list(sys.argv[1:] if argv is None else argv)
+    name = arguments[0] if arguments else ""
+    if name in ("", "help", "-h", "--help"):
+        sys.stdout.write(_usage())
+        return 0 if name else 2
+    if name not in COMMANDS:
+        return _fail(f"{name!r} is no command: take one of {', '.join(COMMANDS)}")
+    try:
+        _run(name, arguments[1:])
+    except BrokenPipeError:
+        # Who reads has seen enough. Python would flush, and complain, once more at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+    except (ValueError, OSError, ImportError, flags.Error) as error:
+        return _fail(str(error))
+    except KeyboardInterrupt:
+        return _fail("interrupted")
+    return 0
+
+
+def _run(name: str, arguments: list[str]) -> None:
+    command = importlib.import_module(f"{__name__}.{name}")
+    values: flags.FlagValues = command.define()
+    if {"-h", "--help", "-help"} & set(arguments):
+        sys.stdout.write(_help(name, values))
+        return
+    rest = values([name, *arguments])[1:]
+    if rest:
+        raise ValueError(f"{rest[0]!r} is no flag: write --name=value")
+    for text in command.run(values):
+        sys.stdout.write(text)
+        sys.stdout.flush()
+
+
+def _fail(reason: str) -> int:
+    sys.stderr.write(f"topoep: error: {' '.join(reason.split())}\n")
+    return 2
+
+
+def _usage() -> str:
+    lines = "".join(f"  {name:<9}{meaning}\n" for name, meaning in COMMANDS.items())
+    return f"usage: topoep COMMAND [--flag=value ...]; flags of a command: topoep COMMAND --help\n\n{lines}"
+
+
+def _help(name: str, values: flags.FlagValues) -> str:
+    lines = [f"usage: topoep {name} [--flag=value ...]: {COMMANDS[name]}", ""]
+    for flag_name in values:
+        flag = values[flag_name]
+        default = "" if flag.default in (None, False) else f" (default: {flag.default_as_str})"
+        lines.append(f"  --{flag.name}: {' '.join(flag.help.split())}{default}")
+    return "\n".join(lines) + "\n"

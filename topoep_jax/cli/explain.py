@@ -1,0 +1,220 @@
+"""`topoep explain`: one plan, told so that a person sees what it does and why; as text, and drawn with --png."""
+
+import dataclasses
+from collections.abc import Iterator
+
+import numpy as np
+from absl import flags
+
+from topoep_jax.cli import study as studies
+from topoep_jax.cli import timed
+from topoep_jax.cli.copies import Copy, copies_of
+from topoep_jax.cli.study import Sample, Study
+from topoep_jax.cli.table import table
+from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes, terms_ps
+from topoep_jax.plan.problem import Problem, none
+from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.types import Status
+
+_BAR = 30
+_HOW_TO_READ = """
+Copies, domain by domain
+  domain wants   rows that the domain's ranks have for the expert
+  copy runs      rows that the copy executes, which the rank it comes from would execute else
+  MB saved       bytes between domains that the copy avoids (dispatch and combine), against {pull:.1f} MB of the pull
+  its load       of the rank it comes from, without copies -> with them; 1 = the mean
+  without it     the same with all copies but this one
+  for            traffic: it saves more than its pull; load: without it, that rank would be the busiest of all
+"""
+
+
+@dataclasses.dataclass(frozen=True)
+class Story:
+    """Everything that text and picture tell.
+
+    Attributes:
+      title: model, skew and planner.
+      setting: sizes, in words.
+      problem: the question.
+      before: the plan without copies.
+      after: the plan.
+      copies: of each domain.
+    """
+
+    title: str
+    setting: str
+    problem: Problem
+    before: Evaluation
+    after: Evaluation
+    copies: dict[int, list[Copy]]
+
+    @property
+    def mean_load(self) -> float:
+        """Rows per rank."""
+        return max(float(self.after.rank_load.mean()), 1.0)
+
+    def terms(self) -> dict[str, tuple[int, int]]:
+        """Picoseconds before and after, by cause."""
+        before, after = (terms_ps(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
+        return {cause: (before[cause], after[cause]) for cause in before}
+
+    def nic_bytes(self) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [2, R], sent and received between domains, before and after."""
+        before, after = (nic_bytes(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
+        return before, after
+
+    def summary(self) -> str:
+        """The result in one line."""
+        before, after = (sum(ps) / 1e9 for ps in zip(*self.terms().values(), strict=True))
+        imbalance = f"busiest rank {self.before.imbalance:.2f} -> {self.after.imbalance:.2f} x mean load"
+        crossing = f"rows between domains {self.before.inter_domain:.1%} -> {self.after.inter_domain:.1%}"
+        time = f"predicted layer time {before:.2f} -> {after:.2f} ms"
+        return f"{self.after.num_replicas} copies; {imbalance}, {crossing}, {time}"
+
+
+def define() -> flags.FlagValues:
+    """Flags of the command."""
+    values = studies.define()
+    flags.DEFINE_list("skew", ["-4"], "deviation of the bias of each expert", flag_values=values)
+    flags.DEFINE_integer("seed", 0, "of the demand; of a trace, which sample", 0, flag_values=values)
+    flags.DEFINE_string("planner", "topoep_paper", f"one of {', '.join(PLANNERS)}", flag_values=values)
+    flags.DEFINE_string("png", None, "draw to this file too", flag_values=values)
+    return values
+
+
+def run(values: flags.FlagValues) -> Iterator[str]:
+    """What the command prints, piece by piece."""
+    study = studies.from_flags(values)
+    skews = studies.skews(values.skew)
+    planner = studies.known("planner", values.planner, PLANNERS)
+    if len(skews) > 1:
+        raise ValueError(f"--skew={','.join(values.skew)} has {len(skews)} values: one plan is explained at a time")
+    if study.num_samples is not None and values.seed >= study.num_samples:
+        raise ValueError(f"--seed={values.seed}, but {values.trace} has samples 0..{study.num_samples - 1}")
+    if values.png is not None and not values.png.endswith(".png"):
+        raise ValueError(f"--png={values.png} must end in .png")
+    (sample,) = study.samples(skews, [values.seed])
+    story = _tell(study, sample, planner)
+    yield _head(story)
+    yield _times(story)
+    yield _HOW_TO_READ.format(pull=story.problem.cost.expert_bytes / 1e6)
+    for domain, copies in story.copies.items():
+        yield _domain(story, domain, copies)
+    yield _loads(story)
+    yield _links(story)
+    if values.png is not None:
+        from topoep_jax.cli import draw
+
+        draw.draw(story, values.png)
+        yield f"\ndrawn to {values.png}\n"
+
+
+def _tell(study: Study, sample: Sample, planner: str) -> Story:
+    omega, problem = sample.omega, sample.problem
+    before = evaluate(none(omega, problem), omega, problem)
+    after = evaluate(timed.solve(planner, omega, problem).draft, omega, problem)
+    skew = "" if sample.skew is None else f"skew {sample.skew:g}, "
+    sampled = "sample" if sample.skew is None else "seed"
+    return Story(
+        title=f"{study.name}, {skew}{sampled} {sample.seed}, planner {planner}",
+        setting=study.describe(),
+        problem=problem,
+        before=before,
+        after=after,
+        copies=copies_of(after, before, omega, problem),
+    )
+
+
+def _head(story: Story) -> str:
+    text = f"{story.title}\n{story.setting}\n{story.summary()}\n"
+    cap = story.problem.cap_rows
+    if cap is not None:
+        met = "met" if Status.CAP_MET in story.after.status else "NOT met"
+        text += f"cap of {cap:,} aligned rows on a rank: {met}, the fullest has {story.after.max_aligned_rows:,}\n"
+    if story.after.num_replicas == 0:
+        text += "nothing is copied: no copy was found that pays\n"
+    return text
+
+
+def _times(story: Story) -> str:
+    terms = story.terms()
+    rows = [[cause, *(f"{ps / 1e9:.3f}" for ps in both)] for cause, both in terms.items()]
+    rows.append(["sum", *(f"{sum(ps) / 1e9:.3f}" for ps in zip(*terms.values(), strict=True))])
+    which = {"bottleneck": "each of the busiest rank", "eq8": "compute of the busiest rank, traffic of all"}
+    title = f"predicted milliseconds, {which[story.problem.objective]}"
+    return f"\n{table([title, 'without copies', 'with copies'], rows)}"
+
+
+def _domain(story: Story, domain: int, copies: list[Copy]) -> str:
+    """The copies that came into one domain."""
+    topology = story.problem.topology
+    ranks = list(topology.ranks_of_domain(domain))
+    before, after = (plan.rank_load[ranks].sum() for plan in (story.before, story.after))
+    text = (
+        f"\nDomain {domain} (ranks {_ranges(ranks)}) executes {before:,} rows without copies and {after:,} with them;"
+        f" {len(copies)} are made in it\n"
+    )
+    if not copies:
+        return text
+    rows = [
+        [
+            str(copy.expert),
+            f"{copy.owner} (domain {topology.domain_of_rank[copy.owner]})" if copy.crosses else f"{copy.owner}",
+            str(copy.holder),
+            f"{copy.demand:,}",
+            f"{copy.rows:,}",
+            f"{copy.saved_bytes / 1e6:.1f}" if copy.crosses else "-",
+            f"{copy.owner_load[0]:.2f} -> {copy.owner_load[1]:.2f}",
+            f"{copy.owner_load[2]:.2f}",
+            copy.reason,
+        ]
+        for copy in copies
+    ]
+    return text + table(
+        ["expert", "from rank", "to rank", "domain wants", "copy runs", "MB saved", "its load", "without it", "for"],
+        rows,
+        left=2,
+    )
+
+
+def _loads(story: Story) -> str:
+    """Two bars per rank on one scale."""
+    top = max(story.before.imbalance, story.after.imbalance, 1.0)
+    mark = min(round(_BAR / top), _BAR - 1)
+
+    def bar(load: float) -> str:
+        cells = ["#" if i < round(_BAR * load / top) else " " for i in range(_BAR)]
+        cells[mark] = "|"
+        return "".join(cells)
+
+    lines = [f"\nload of each rank, 1 = the mean, {story.mean_load:,.0f} rows ('|')\n"]
+    lines.append(f"rank       {'without copies':<{_BAR + 7}}with copies\n")
+    previous = None
+    for rank, domain in enumerate(story.problem.topology.domain_of_rank):
+        before, after = (plan.rank_load[rank] / story.mean_load for plan in (story.before, story.after))
+        label = "" if domain == previous else f"d{domain}"
+        previous = domain
+        lines.append(f"{label:<5}{rank:>4}  {bar(before)} {before:4.2f}  {bar(after)} {after:4.2f}\n")
+    return "".join(lines)
+
+
+def _links(story: Story) -> str:
+    """The ranks whose NICs move most."""
+    if story.problem.topology.num_domains == 1:
+        return ""
+    rows = []
+    before, after = story.nic_bytes()
+    for direction, sides in (("sends", (before[0], after[0])), ("receives", (before[1], after[1]))):
+        busiest = []
+        for side in sides:
+            order = np.argsort(-side, kind="stable")[:3]
+            busiest.append(", ".join(f"rank {rank} {side[rank] / 1e6:.0f}" for rank in order))
+        rows.append([direction, *busiest])
+    header = ["busiest NICs, MB between domains, forward", "without copies", "with copies"]
+    return "\n" + table(header, rows, left=3)
+
+
+def _ranges(ranks: list[int]) -> str:
+    if ranks == list(range(ranks[0], ranks[-1] + 1)):
+        return f"{ranks[0]}-{ranks[-1]}" if len(ranks) > 1 else str(ranks[0])
+    return ", ".join(map(str, ranks))

@@ -1,0 +1,276 @@
+"""What `plan` and `explain` look at: flags that name a layer and its demand, and the samples they stand for."""
+
+import dataclasses
+import math
+import pathlib
+from collections.abc import Callable, Iterator, Mapping, Sequence
+
+import numpy as np
+from absl import flags
+
+from topoep_jax.config import LayerConfig
+from topoep_jax.plan import pulls
+from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, Hardware
+from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.shapes import SHAPES, Shape
+from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
+from topoep_jax.topology import Topology
+from topoep_jax.trace import read_trace
+
+HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
+EFFORTS = ("fast", "default", "full")
+_MAX_SKEW = 1e6
+_OF_SYNTHETIC_DEMAND = ("skew", "tokens", "router")
+_OF_TRACES = ("domains", "experts", "hidden", "ffn")
+
+
+@dataclasses.dataclass(frozen=True)
+class Sample:
+    """Demand of one layer and microbatch, and what a planner is asked about it.
+
+    Attributes:
+      skew: of synthetic demand; None for a trace.
+      seed: of synthetic demand; the index of a trace's sample.
+      omega: int64 [R, E].
+      problem: the question.
+    """
+
+    skew: float | None
+    seed: int
+    omega: np.ndarray
+    problem: Problem
+
+
+@dataclasses.dataclass(frozen=True)
+class Study:
+    """A layer and where its demand comes from.
+
+    Attributes:
+      name: of the model or the trace.
+      workload: what a rank sends, in words.
+      layer: the layer; it knows costs and caps.
+      capped: whether a cap was asked for.
+      objective: key of `OBJECTIVES`.
+      effort: one of `EFFORTS`.
+      pulls: key of `CostModel.pulls`.
+      num_samples: of a trace; None where seeds have no end.
+      draw: (skews, seed) -> demand of each skew.
+    """
+
+    name: str
+    workload: str
+    layer: LayerConfig
+    capped: bool
+    objective: str
+    effort: str
+    pulls: str
+    num_samples: int | None
+    draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]]
+
+    def samples(self, skews: Sequence[float], seeds: Sequence[int]) -> Iterator[Sample]:
+        """Every skew of every seed, seed by seed; a trace has no skews."""
+        for seed in seeds:
+            for skew, omega in self.draw(skews, seed).items():
+                yield Sample(skew, seed, omega, self._problem(omega))
+
+    def _problem(self, omega: np.ndarray) -> Problem:
+        layer = self.layer
+        mean_rows = -(-int(omega.sum()) // layer.num_ranks)
+        return Problem(
+            topology=layer.topology,
+            cost=dataclasses.replace(layer.cost, pulls=self.pulls),
+            num_experts=layer.num_experts,
+            num_slots=layer.num_slots,
+            cap_rows=layer.cap_rows(mean_rows) if self.capped else None,
+            block_rows=layer.block_rows,
+            objective=self.objective,
+        )
+
+    def describe(self) -> str:
+        """One line for readers of reports."""
+        layer = self.layer
+        ranks, domains = layer.num_ranks, layer.topology.num_domains
+        return (
+            f"{layer.num_experts} experts on {ranks} ranks in {domains} domain{'s' * (domains > 1)},"
+            f" {layer.num_slots} slots per rank; {self.workload}" + f"; {self.pulls} pulls" * (self.pulls != "direct")
+        )
+
+
+def define() -> flags.FlagValues:
+    """The flags that every study has."""
+    values = flags.FlagValues()
+
+    def text(name: str, default: str | None, meaning: str) -> None:
+        flags.DEFINE_string(name, default, meaning, flag_values=values)
+
+    def count(name: str, default: int | None, meaning: str, least: int = 1) -> None:
+        flags.DEFINE_integer(name, default, meaning, lower_bound=least, flag_values=values)
+
+    text("model", None, f"layer to plan for, one of {', '.join(SHAPES)}")
+    text(
+        "trace",
+        None,
+        "file of recorded demand: .npy with omega [..., R, E], or .npz with omega or expert_idx [.., T, K]",
+    )
+    count("domains", None, "with --trace: equal domains of neighbouring ranks (default: those of --model)")
+    count("experts", None, "with --trace: number of experts, where the file holds expert_idx and no --model is given")
+    count("hidden", None, "with --trace: width of a token (default: that of --model)")
+    count("ffn", None, "with --trace: inner width of an expert (default: that of --model)")
+    count("tokens", 4096, "tokens per rank of synthetic demand")
+    flags.DEFINE_enum(
+        "router",
+        "topk",
+        ("topk", "model"),
+        "how synthetic logits select experts: plain top-k, or as the model's own router",
+        flag_values=values,
+    )
+    count("slots", 2, "replica slots per rank", least=0)
+    flags.DEFINE_float(
+        "cap_factor",
+        None,
+        "bound on a rank's aligned rows, in units of the mean load (default: none)",
+        flag_values=values,
+    )
+    count("block_rows", 128, "rows to which every instance is rounded up, for --cap_factor")
+    flags.DEFINE_enum(
+        "objective",
+        "bottleneck",
+        sorted(OBJECTIVES),
+        "what the planners minimise, if they have a choice",
+        flag_values=values,
+    )
+    flags.DEFINE_enum("effort", "default", EFFORTS, "how long the planner 'topoep' searches", flag_values=values)
+    flags.DEFINE_enum("pulls", "direct", pulls.MODES, "how a replica's parameters travel", flag_values=values)
+    text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file that `topoep measure` wrote")
+    count(
+        "inter_gbps",
+        None,
+        "with a --hardware file: Gb/s per rank and direction between domains, in place of the file's",
+    )
+    count("intra_gbps", None, "the same inside a domain")
+    return values
+
+
+def from_flags(values: flags.FlagValues) -> Study:
+    """The study of parsed flags.
+
+    Raises:
+      ValueError: a value that is unknown, missing, out of range or does not fit the others. OSError: no such file.
+    """
+    shape = None if values.model is None else SHAPES[known("model", values.model, SHAPES)]
+    if values.trace is not None:
+        _refuse(values, _OF_SYNTHETIC_DEMAND, "belongs to synthetic demand, not to a --trace")
+        return _of_trace(values, shape)
+    _refuse(values, _OF_TRACES, "needs a --trace; a --model brings its own")
+    if shape is None:
+        raise ValueError(
+            f"--model or --trace is missing: write --model={next(iter(SHAPES))}, or one of {', '.join(SHAPES)}"
+        )
+    shape = dataclasses.replace(shape, tokens=values.tokens)
+    if shape.topology.num_ranks * shape.tokens * shape.top_k > MAX_ROWS:
+        raise ValueError(
+            f"--tokens={values.tokens} makes 2^31 rows or more on {shape.topology.num_ranks} ranks: take fewer"
+        )
+    select = router_of(shape) if values.router == "model" else plain_top_k
+
+    def draw(skews: Sequence[float | None], seed: int) -> Mapping[float | None, np.ndarray]:
+        demand = biased_demand(shape, [skew or 0.0 for skew in skews], seed, select=select)
+        return dict(demand.items())
+
+    workload = f"{shape.tokens:,} tokens x {shape.top_k} experts per rank"
+    return _study(values, values.model, workload, shape, None, draw)
+
+
+def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
+    demand = read_trace(values.trace, values.experts or (shape.num_experts if shape else None))
+    _, num_ranks, num_experts = demand.shape
+    totals = [int(omega.sum()) for omega in demand]
+    if max(totals) > MAX_ROWS:
+        raise ValueError(f"--trace={values.trace} has a sample of {max(totals)} rows, not below 2^31: split it")
+    if values.domains is not None:
+        if num_ranks % values.domains:
+            raise ValueError(f"--domains={values.domains} does not divide the {num_ranks} ranks of {values.trace}")
+        topology = Topology.uniform(values.domains, num_ranks // values.domains)
+    elif shape is not None and shape.topology.num_ranks == num_ranks:
+        topology = shape.topology
+    else:
+        raise ValueError(f"--domains is missing: {values.trace} has {num_ranks} ranks, in how many domains?")
+    hidden = values.hidden or (shape.hidden if shape else None)
+    ffn = values.ffn or (shape.ffn if shape else None)
+    if hidden is None or ffn is None:
+        raise ValueError("--hidden and --ffn, or a --model that has them, are missing: rows and experts have a size")
+    traced = Shape(hidden, ffn, num_experts, 1, topology)
+
+    def draw(skews: Sequence[float | None], seed: int) -> Mapping[float | None, np.ndarray]:
+        return {None: demand[seed]}
+
+    name = values.model or pathlib.Path(values.trace).stem
+    workload = f"{sum(totals) / len(totals) / num_ranks:,.0f} rows per rank, from {pathlib.Path(values.trace).name}"
+    return _study(values, name, workload, traced, len(demand), draw)
+
+
+def _study(
+    values: flags.FlagValues,
+    name: str,
+    workload: str,
+    shape: Shape,
+    num_samples: int | None,
+    draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]],
+) -> Study:
+    layer = LayerConfig(
+        hidden=shape.hidden,
+        ffn=shape.ffn,
+        num_experts=shape.num_experts,
+        top_k=shape.top_k,
+        topology=shape.topology,
+        num_slots=values.slots,
+        cap_factor=1.0 if values.cap_factor is None else values.cap_factor,
+        block_rows=values.block_rows,
+        hardware=_hardware(values),
+    )
+    capped = values.cap_factor is not None
+    return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, num_samples, draw)
+
+
+def _hardware(values: flags.FlagValues) -> Hardware:
+    name = values.hardware
+    if name in HARDWARE:
+        _refuse(values, ("inter_gbps", "intra_gbps"), f"completes a measurement, but --hardware={name} is a preset")
+        return HARDWARE[name]()
+    if not pathlib.Path(name).is_file():
+        raise ValueError(f"--hardware={name} is neither a file nor one of {', '.join(HARDWARE)}")
+    return Hardware.from_measurement(name, inter_gbps=values.inter_gbps, intra_gbps=values.intra_gbps)
+
+
+def skews(text: Sequence[str]) -> list[float]:
+    """Numbers of a comma list."""
+    numbers = []
+    for part in text:
+        try:
+            number = float(part)
+        except ValueError:
+            number = math.nan
+        if not abs(number) <= _MAX_SKEW:
+            raise ValueError(f"--skew has {part!r}: write numbers within +-{_MAX_SKEW:g}, as in --skew=-4,-2")
+        numbers.append(number)
+    return list(dict.fromkeys(numbers)) or [0.0]
+
+
+def known(flag: str, value: str, names: Mapping[str, object]) -> str:
+    """`value`, if it is one of `names`."""
+    if value not in names:
+        raise ValueError(f"--{flag}={value} is unknown: take one of {', '.join(names)}")
+    return value
+
+
+def planners(names: Sequence[str]) -> list[str]:
+    """Planners of a comma list; "all" is every one."""
+    chosen = list(PLANNERS) if "all" in names else [known("planner", name, PLANNERS) for name in names]
+    return list(dict.fromkeys(chosen))
+
+
+def _refuse(values: flags.FlagValues, names: Sequence[str], reason: str) -> None:
+    for name in names:
+        if name in values and values[name].present:
+            raise ValueError(f"--{name}={values[name].value} {reason}")

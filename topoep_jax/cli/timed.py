@@ -1,0 +1,80 @@
+"""Runs one planner on one question and takes the time: the native planner where there is one, else NumPy."""
+
+import dataclasses
+import functools
+import statistics
+import time
+from collections.abc import Callable
+from typing import TypeVar
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from topoep_jax.plan import Plan, solve_plan
+from topoep_jax.plan.evaluate import draft_of
+from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.reference import PLANNERS
+
+T = TypeVar("T")
+
+_REPEATS = 5
+_PATIENCE_S = 0.2  # What takes longer is timed once.
+
+
+@dataclasses.dataclass(frozen=True)
+class Timed:
+    """A draft and the median time it took."""
+
+    draft: Draft
+    milliseconds: float
+
+
+def solve(planner: str, omega: np.ndarray, problem: Problem) -> Timed:
+    """The draft of `planner` for omega (int64 [R, E]); on one machine, the same draft every time."""
+    if planner not in _native_planners():
+        draft, milliseconds = _median(lambda: PLANNERS[planner](omega, problem))
+        return Timed(draft, milliseconds)
+    with jax.default_device(jax.devices("cpu")[0]):
+        demand = jnp.asarray(omega, jnp.int32)
+        run = _compiled(planner, problem)
+        jax.block_until_ready(run(demand))
+        plan, milliseconds = _median(lambda: jax.block_until_ready(run(demand)))
+    return Timed(draft_of(plan, problem), milliseconds)
+
+
+@functools.cache
+def _native_planners() -> frozenset[str]:
+    """Planners that the C++ extension has; none where it does not load."""
+    try:
+        from topoep_jax import _native
+    except ImportError:
+        return frozenset()
+    return frozenset(_native.PLANNER_IDS)
+
+
+@functools.lru_cache(maxsize=64)
+def _compiled(planner: str, problem: Problem) -> Callable[[jax.Array], Plan]:
+    return jax.jit(
+        functools.partial(
+            solve_plan,
+            topology=problem.topology,
+            cost=problem.cost,
+            num_slots=problem.num_slots,
+            cap_rows=problem.cap_rows,
+            block_rows=problem.block_rows,
+            planner=planner,
+            objective=problem.objective,
+            implementation="cpu",
+        )
+    )
+
+
+def _median(call: Callable[[], T]) -> tuple[T, float]:
+    """The result of `call` and its median time in milliseconds."""
+    times: list[float] = []
+    while len(times) < _REPEATS and sum(times) < _PATIENCE_S:
+        start = time.perf_counter()
+        result = call()
+        times.append(time.perf_counter() - start)
+    return result, 1e3 * statistics.median(times)
