@@ -4,6 +4,7 @@ import dataclasses
 
 from topoep_jax.plan.cost import CostModel, Hardware
 from topoep_jax.plan.problem import Problem
+from topoep_jax.shapes import SHAPES
 from topoep_jax.topology import Topology
 
 SKEWS = (0, -0.5, -1, -2, -4)
@@ -44,9 +45,10 @@ class Case:
         return Problem(self.topology, self.cost, self.num_experts, self.num_slots, cap_rows, block_rows, objective)
 
 
-def _model(name, domains, ranks, experts, top_k, hidden, ffn, *tags):
-    topology = Topology.uniform(domains, ranks)
-    return Case(name, topology, experts, top_k, hidden, ffn, tags=frozenset({"tables", *tags}))
+def _model(name, model, *tags):
+    shape = SHAPES[model]
+    tags = frozenset({"tables", *tags})
+    return Case(name, shape.topology, shape.num_experts, shape.top_k, shape.hidden, shape.ffn, tags=tags)
 
 
 def _small(name, domain_of_rank, experts, num_slots, ffn=2, tokens=64):
@@ -55,11 +57,11 @@ def _small(name, domain_of_rank, experts, num_slots, ffn=2, tokens=64):
 
 
 CASES = [
-    _model("qwen3_30b", 4, 8, 128, 8, 2048, 768),
-    _model("glm45_air", 2, 8, 128, 8, 4096, 1408),
-    _model("deepseek_v2", 2, 8, 160, 6, 5120, 1536),
-    _model("e640", 4, 8, 640, 8, 2048, 768, "large"),
-    _model("r128", 16, 8, 640, 8, 2048, 768, "large"),
+    _model("qwen3_30b", "qwen3-30b-a3b"),
+    _model("glm45_air", "glm-4.5-air"),
+    _model("deepseek_v2", "deepseek-v2"),
+    _model("e640", "e640", "large"),
+    _model("r128", "r128", "large"),
     _small("one_rank", (0,), 4, 0),
     _small("two_ranks", (0, 0), 4, 2),
     _small("two_domains_of_one", (0, 1), 6, 3),

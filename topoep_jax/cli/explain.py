@@ -1,6 +1,7 @@
 """`topoep explain`: one plan, told so that a person sees what it does and why; as text, and drawn with --png."""
 
 import dataclasses
+import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -91,8 +92,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         raise ValueError(f"--skew={','.join(values.skew)} has {len(skews)} values: one plan is explained at a time")
     if study.num_samples is not None and values.seed >= study.num_samples:
         raise ValueError(f"--seed={values.seed}, but {values.trace} has samples 0..{study.num_samples - 1}")
-    if values.png is not None and not values.png.endswith(".png"):
-        raise ValueError(f"--png={values.png} must end in .png")
+    if values.png is not None:
+        _check_png(values.png)
     (sample,) = study.samples(skews, [values.seed])
     story = _tell(study, sample, planner)
     yield _head(story)
@@ -107,6 +108,15 @@ def run(values: flags.FlagValues) -> Iterator[str]:
 
         draw.draw(story, values.png)
         yield f"\ndrawn to {values.png}\n"
+
+
+def _check_png(path: str) -> None:
+    """Before any work is done for it."""
+    folder = pathlib.Path(path).parent
+    if not path.endswith(".png"):
+        raise ValueError(f"--png={path} must end in .png")
+    if not folder.is_dir():
+        raise ValueError(f"--png={path}: there is no folder {folder}")
 
 
 def _tell(study: Study, sample: Sample, planner: str) -> Story:
