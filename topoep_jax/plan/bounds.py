@@ -66,7 +66,8 @@ def milp_optimum(
     omega = np.asarray(omega, np.int64)
     program = _Program(omega, problem, _legal_replicas(omega, problem))
     result = program.solve(placement_is_free=True, time_limit=time_limit, mip_rel_gap=mip_rel_gap)
-    return program.bound(result, result.mip_dual_bound)
+    # Where no replica is legal nothing is integral, and the solver speaks of no dual bound.
+    return program.bound(result, result.mip_dual_bound if program.y.size else result.fun)
 
 
 def lp_quota_bound(slot_expert: np.ndarray, omega: np.ndarray, problem: Problem) -> Bound:
