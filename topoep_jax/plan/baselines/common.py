@@ -79,8 +79,7 @@ def quota_local_first(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> 
 
 def draft_of_rows(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> Draft:
     """The draft in which instance (e, r) executes `rows[e, r]` rows, near sources first; only these and mains exist."""
-    is_main = problem.main_rank() == np.arange(problem.topology.num_ranks)[:, None]
-    return Draft(is_main | (rows.T > 0), quota_local_first(rows, omega, problem))
+    return draft_of_quota(quota_local_first(rows, omega, problem), problem)
 
 
 def quota_in_proportion(moved: np.ndarray, omega: np.ndarray, problem: Problem) -> np.ndarray:
@@ -91,7 +90,7 @@ def quota_in_proportion(moved: np.ndarray, omega: np.ndarray, problem: Problem) 
     """
     supply = omega.T.astype(np.int64)
     whole = np.maximum(supply.sum(axis=1), 1)[:, None, None]
-    quota = moved[:, :, None] * supply[:, None, :] // whole
+    quota: np.ndarray = moved[:, :, None] * supply[:, None, :] // whole
     quota += overlap(supply - quota.sum(axis=1), moved - quota.sum(axis=2))
     quota[np.arange(problem.num_experts), problem.main_rank()] += supply - quota.sum(axis=1)
     return quota
