@@ -6,9 +6,13 @@ holds plain lists only: no load(), no functions.
 
 PLAN_HDRS = [
     "xla_ffi/plan/cost.h",
+    "xla_ffi/plan/dedup.h",
+    "xla_ffi/plan/domains.h",
     "xla_ffi/plan/finish.h",
+    "xla_ffi/plan/links.h",
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/plan.h",
+    "xla_ffi/plan/pulls.h",
     "xla_ffi/plan/solver.h",
     "xla_ffi/team/team.h",
 ]

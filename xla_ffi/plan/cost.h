@@ -1,18 +1,133 @@
-// Predicted time of a plan: the integer arithmetic of topoep_jax/plan/cost.py.
+// Predicted time of a plan: the integer arithmetic of topoep_jax/plan/cost.py, as bodies for any team.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_COST_H_
 #define TOPOEP_XLA_FFI_PLAN_COST_H_
 
 #include <cstdint>
+#include <limits>
 
+#include "xla_ffi/plan/dedup.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/links.h"
 #include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/pulls.h"
+#include "xla_ffi/team/team.h"
 
 namespace topoep {
 
-// Picoseconds to move `bytes` at `fs_per_byte`; the one rounding rule, applied once per term.
-inline int64_t LinkPs(int64_t bytes, int64_t fs_per_byte) { return bytes * fs_per_byte / 1000; }
+inline constexpr int64_t kMaxInstances = 2 * kMaxReplicas;  // of one rank, where instances cost time or are padded
+inline constexpr int64_t kNominalSpeed = 1000;              // permille
+
+// Rows of an instance, padded to whole tiles.
+TOPOEP_BODY inline int64_t PaddedRows(const Cost& cost, int64_t rows) {
+  if (cost.tile_rows == 0) return rows;
+  return (rows + cost.tile_rows - 1) / cost.tile_rows * cost.tile_rows;
+}
+
+// Picoseconds that `rank` computes: max-affine in its padded rows and its instances with rows, at its own speed.
+TOPOEP_BODY inline int64_t RankComputePs(const Problem& problem, int32_t rank, int64_t padded_rows,
+                                         int64_t active_instances) {
+  const Cost& cost = problem.cost;
+  const int64_t for_instances = cost.instance_ps * active_instances;
+  const int64_t for_rows = cost.row_ps * padded_rows;
+  const int64_t ps = for_instances > for_rows ? for_instances : for_rows;
+  if (cost.rank_speed == nullptr) return ps;
+  // floor(ps * 1000 / speed) without leaving 64 bits.
+  const int64_t speed = cost.rank_speed[rank];
+  return ps / speed * kNominalSpeed + ps % speed * kNominalSpeed / speed;
+}
+
+// The largest row_ps (with the most padded rows of a layer) and instance_ps (with kMaxInstances) such that compute
+// takes at most half of 64 bits on the slowest rank, of `slowest` permille; CostModel has the same limits.
+inline int64_t ComputeLimit(int64_t count, int64_t slowest) {
+  const int64_t limit = std::numeric_limits<int64_t>::max() / (2 * count);
+  return slowest >= kNominalSpeed ? limit : limit / kNominalSpeed * slowest;
+}
+inline int64_t MaxPaddedRows(int64_t tile_rows) {
+  return kMaxRows + kMaxInstances * (tile_rows > 1 ? tile_rows - 1 : 0);
+}
+
+// Working memory of PredictPs(): NumWords() words and Links::kNumBests Bests, in memory that the whole team sees.
+struct CostMemory {
+  int64_t* words;
+  Best* bests;
+
+  TOPOEP_BODY static int64_t NumWords(const Problem& problem) {
+    return Links::NumWords(problem.num_ranks) + ReplayState::NumInstances(problem) + PullCounts::NumWords(problem) +
+           ReplayState::NumWords(problem);
+  }
+};
+
+// How finely compute depends on rows: on each instance of a rank, or only on their sum.
+TOPOEP_BODY inline int32_t RowColumns(const Problem& problem) {
+  return problem.cost.instance_ps > 0 || problem.cost.tile_rows > 0 ? problem.InstancesPerRank() : 1;
+}
+
+// Adds the rows of the plan to `links` (unless de-duplicated) and to rank_rows [R, RowColumns()], reading quota once.
+template <class Team>
+TOPOEP_BODY void AddRows(Team& team, const Problem& problem, const int32_t* quota, int64_t row_bytes,
+                         int64_t* rank_rows, const Links& links) {
+  const int32_t instances = problem.InstancesPerRank();
+  const int32_t columns = RowColumns(problem);
+  team.ForEach(problem.num_ranks * problem.num_ranks, [&](int32_t i) {
+    const int32_t source = i / problem.num_ranks;
+    const int32_t rank = i % problem.num_ranks;
+    const int32_t* rows = quota + int64_t{i} * instances;
+    int64_t count = 0;
+    for (int32_t j = 0; j < instances; ++j) count += rows[j];
+    if (columns == 1) {
+      team.Add(&rank_rows[rank], count);
+    } else {
+      for (int32_t j = 0; j < instances; ++j) team.Add(&rank_rows[int64_t{rank} * columns + j], int64_t{rows[j]});
+    }
+    if (!problem.cost.dedup) links.Add(team, source, rank, row_bytes * count);
+  });
+}
+
+// Picoseconds of the slowest rank, from rank_rows [R, RowColumns()]; one dependent step.
+template <class Team>
+TOPOEP_BODY int64_t ComputePs(Team& team, const Problem& problem, const int64_t* rank_rows) {
+  const int32_t columns = RowColumns(problem);
+  return team
+      .ArgMax(problem.num_ranks,
+              [&](int32_t rank) {
+                int64_t padded = 0;
+                int64_t active = 0;
+                for (int32_t j = 0; j < columns; ++j) {
+                  const int64_t rows = rank_rows[int64_t{rank} * columns + j];
+                  padded += PaddedRows(problem.cost, rows);
+                  active += rows > 0;
+                }
+                return RankComputePs(problem, rank, padded, active);
+              })
+      .key;
+}
 
 // Picoseconds of the layer under problem.objective; reads only slot_expert [R, N] and quota [R, R, J].
+template <class Team>
+TOPOEP_BODY int64_t PredictPs(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
+                              const int32_t* quota, const CostMemory& memory) {
+  const int64_t row_bytes = 2 * problem.cost.token_bytes;
+  const Links links(problem, memory.words, memory.bests);
+  int64_t* const rank_rows = memory.words + Links::NumWords(problem.num_ranks);
+  const int64_t num_instances = ReplayState::NumInstances(problem);
+  int64_t* const pull_words = rank_rows + num_instances;
+  links.Clear(team);
+  team.ForEach(static_cast<int32_t>(num_instances), [&](int32_t i) { rank_rows[i] = 0; });
+  team.Sync();
+  AddRows(team, problem, quota, row_bytes, rank_rows, links);
+  if (problem.cost.dedup) {
+    const ReplayState state(problem, pull_words + PullCounts::NumWords(problem));
+    AddTokens(team, problem, slot_expert, quota, row_bytes, state, links);
+  }
+  team.Sync();
+  const int64_t compute_ps = ComputePs(team, problem, rank_rows);
+  const int64_t rows_ps = links.Ps(team, problem.objective);
+  team.Sync();  // the pulls use the same links
+  return compute_ps + rows_ps + PullPs(team, problem, domains, slot_expert, PullCounts(problem, pull_words), links);
+}
+
+// The same on one thread, with memory of its own.
 int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, const int32_t* quota);
 
 }  // namespace topoep
