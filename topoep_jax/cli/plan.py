@@ -160,6 +160,8 @@ def _report(study: Study, skew: float | None, results: list[Result], optima: lis
     of_what = "samples" if skew is None else "seeds"
     title = study.name + ("" if skew is None else f", skew {skew:g}") + f", mean of {seeds} {of_what}" * (seeds > 1)
     text = f"{title}\n{study.describe()}\n\n" + table(["planner", *(c.title for c in columns)], rows)
+    if any(result.quota_bound_ps is not None for result in results):
+        text += f"\nquota bound: the least {study.objective} time of any split of rows over the plan's replicas\n"
     if optima:
         text += f"\nno legal plan is faster than {statistics.mean(optima) / 1e9:.3f} ms ({study.objective}, MILP)\n"
     return text
