@@ -145,7 +145,7 @@ def _expansions(placement: _Placement) -> list[list[Change]]:
     if not can_grow.any():
         return []
     hot = int(np.where(can_grow, load, -1).argmax())
-    can_shrink: np.ndarray = placement.replicas.any(axis=0)
+    can_shrink = np.array(placement.replicas.any(axis=0))
     can_shrink[hot] = False
     cold = int(np.where(can_shrink, load, np.inf).argmin()) if can_shrink.any() else None
     candidates = []
