@@ -16,9 +16,11 @@ Steps:
 
 Departures:
   - c_inter is the problem's own ratio of link rates; the source fixes 3.
-  - Float64 where the source has float32, so scores that are equal to seven digits may fall the other way. Floats make
-    plans repeatable on one machine only. Moved rows are rounded down, as in the source.
-  - Ties: lower expert, lower rank; the source leaves some to its top-k.
+  - Ties: hot ranks of one domain have the same ratio of transport to excess, so their experts tie wherever spill exceeds
+    room. Here bonus and hint are rounded to six digits, and the lower expert, then the lower rank wins; in the source
+    the rounding errors of float32 decide.
+  - Float64 instead of float32. Floats make plans repeatable on one machine only. Moved rows are rounded down, as in the
+    source.
 """
 
 import numpy as np
@@ -51,7 +53,8 @@ def clone(load: np.ndarray, same_domain: np.ndarray, inter_cost: float, num_slot
     alpha = mean / mains
     bonus = alpha * np.where(same_domain, 1, 1 / inter_cost)[home]
     hint = 0.1 * alpha * flow[home] / np.maximum(excess[home], 1)[:, None]
-    return _match(_spill(load, num_ranks, mean), room, bonus + hint, num_slots)
+    preference = np.round(bonus + hint, 6)  # experts of one domain often tie, but for rounding errors
+    return _match(_spill(load, num_ranks, mean), room, preference, num_slots)
 
 
 def transport(excess: np.ndarray, room: np.ndarray, kernel: np.ndarray) -> np.ndarray:
