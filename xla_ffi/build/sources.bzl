@@ -29,4 +29,7 @@ MODULE_SRCS = [
     "xla_ffi/plan/ffi.cc",
 ]
 
-CC_TESTS = ["solver_test"]
+CC_TESTS = [
+    "cost_test",
+    "solver_test",
+]

@@ -1,0 +1,169 @@
+// The cost model without Python: the vectors of tests/plan_cost_test.py and tests/plan_pulls_test.py, and the largest
+// values. tests/plan_cost_test.py compares both languages on random plans.
+
+#include "xla_ffi/plan/cost.h"
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <utility>
+#include <vector>
+
+#include "gtest/gtest.h"
+
+namespace topoep {
+namespace {
+
+// A problem and a plan for it that own their memory.
+struct Instance {
+  std::vector<int32_t> domain_of_rank;
+  int32_t num_experts;
+  int32_t num_slots;
+  Cost cost;
+  std::vector<int32_t> slot_expert;
+  std::vector<int32_t> quota = {};
+  int32_t top_k = 0;
+  std::vector<int32_t> expert_idx = {};
+  Objective objective = Objective::kBottleneck;
+
+  Problem View() const {
+    const int32_t num_ranks = static_cast<int32_t>(domain_of_rank.size());
+    Problem problem{};
+    problem.num_ranks = num_ranks;
+    problem.num_experts = num_experts;
+    problem.num_slots = num_slots;
+    problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
+    problem.domain_of_rank = domain_of_rank.data();
+    problem.cost = cost;
+    problem.objective = objective;
+    problem.top_k = top_k;
+    if (top_k > 0) problem.num_tokens = static_cast<int32_t>(expert_idx.size()) / num_ranks / top_k;
+    problem.expert_idx = expert_idx.data();
+    return problem;
+  }
+
+  void SetRows(int32_t source, int32_t rank, int32_t instance, int32_t rows) {
+    const Problem problem = View();
+    quota.resize(problem.NumQuotas());
+    quota[problem.QuotaAt(source, rank, instance)] = rows;
+  }
+
+  int64_t Ps(Objective asked) {
+    objective = asked;
+    const Problem problem = View();
+    quota.resize(problem.NumQuotas());
+    return PredictPs(problem, slot_expert.data(), quota.data());
+  }
+  int64_t BottleneckPs() { return Ps(Objective::kBottleneck); }
+  int64_t Eq8Ps() { return Ps(Objective::kEq8); }
+};
+
+constexpr int64_t kTrafficPs = 8 * 10 * 5 + 24 * 20 + 24 * 5;
+
+Instance VectorA() {
+  Instance instance{{0, 0, 1, 1}, 4, 1, Cost{24, 4, 100, 20000, 5000}, {2, 0, -1, -1}};
+  instance.SetRows(0, 0, 0, 2);
+  instance.SetRows(0, 0, 1, 8);
+  instance.SetRows(0, 1, 1, 4);
+  instance.SetRows(1, 1, 0, 6);
+  instance.SetRows(2, 3, 0, 10);
+  instance.SetRows(3, 2, 0, 10);
+  return instance;
+}
+
+TEST(CostTest, WithoutOptionalTerms) {
+  Instance instance = VectorA();
+  EXPECT_EQ(instance.BottleneckPs(), 1000 + kTrafficPs);
+  EXPECT_EQ(instance.Eq8Ps(), 1000 + kTrafficPs + 8 * 14 * 5);
+}
+
+TEST(CostTest, ActiveInstancesTakeTime) {
+  for (const auto& [instance_ps, expected] : std::vector<std::pair<int64_t, int64_t>>{{400, 1000}, {700, 1400}}) {
+    Instance instance = VectorA();
+    instance.cost.instance_ps = instance_ps;
+    EXPECT_EQ(instance.BottleneckPs(), expected + kTrafficPs);
+  }
+}
+
+TEST(CostTest, TilesArePadded) {
+  for (const auto& [tile_rows, expected] : std::vector<std::pair<int64_t, int64_t>>{{1, 1000}, {4, 1200}, {5, 1500}}) {
+    Instance instance = VectorA();
+    instance.cost.tile_rows = tile_rows;
+    EXPECT_EQ(instance.BottleneckPs(), expected + kTrafficPs);
+  }
+}
+
+TEST(CostTest, SlowRanksTakeLonger) {
+  const std::vector<int32_t> second_slow{1000, 800, 1000, 2000};
+  const std::vector<int32_t> last_slow{1000, 1000, 1000, 700};
+  Instance instance = VectorA();
+  instance.cost.rank_speed = second_slow.data();
+  EXPECT_EQ(instance.BottleneckPs(), 1250 + kTrafficPs);
+  instance.cost.instance_ps = 700;
+  instance.cost.tile_rows = 5;
+  EXPECT_EQ(instance.BottleneckPs(), 1875 + kTrafficPs);
+  instance = VectorA();
+  instance.cost.rank_speed = last_slow.data();
+  EXPECT_EQ(instance.BottleneckPs(), 1428 + kTrafficPs);
+}
+
+TEST(CostTest, TokensCrossToADomainOnce) {
+  Instance instance{{0, 0, 1, 1}, 4, 1, Cost{24, 1, 0, 20000, 5000}, {-1, -1, -1, -1}};
+  instance.top_k = 2;
+  instance.expert_idx = {2, 3, 2, 3, 2, 0, 1, 3, 2, -1};
+  instance.expert_idx.resize(4 * 5 * 2, -1);
+  for (const auto& [rank, rows] : std::vector<std::pair<int, int>>{{0, 1}, {1, 1}, {2, 4}, {3, 3}}) {
+    instance.SetRows(0, rank, 0, rows);
+  }
+  EXPECT_EQ(instance.BottleneckPs(), 2 * 7 * 20 + 2 * 1 * 5);
+  instance.cost.dedup = true;
+  EXPECT_EQ(instance.BottleneckPs(), 2 * 5 * 20 + 2 * 2 * 5);
+  EXPECT_EQ(instance.Eq8Ps(), 2 * 5 * 20 + 2 * 3 * 5);
+}
+
+TEST(CostTest, TokensThatContradictTheDemandAreNoticed) {
+  const std::vector<int32_t> omega{1, 2, 0, 0};
+  std::vector<int64_t> counts(2);
+  for (const auto& [idx, matches] : std::vector<std::pair<std::vector<int32_t>, bool>>{
+           {{1, 0, 1, -1, -1, -1}, true}, {{1, 0, 0, -1, -1, -1}, false}, {{1, 0, 2, -1, -1, -1}, false}}) {
+    Instance instance{{0, 0}, 2, 0, Cost{1, 1, 1, 1, 1}, {}};
+    instance.top_k = 1;
+    instance.expert_idx = idx;
+    Problem problem = instance.View();
+    problem.omega = omega.data();
+    EXPECT_EQ(TokensMatchDemand(problem, counts.data()), matches);
+  }
+}
+
+TEST(CostTest, PullsAreScheduled) {
+  Instance instance{{0, 0, 0, 1, 1, 1}, 6, 1, Cost{10, 1, 0, 20000, 5000}, {4, 0, -1, 0, -1, 0}};
+  EXPECT_EQ(instance.BottleneckPs(), 20 * 20 + 10 * 5);
+  EXPECT_EQ(instance.Eq8Ps(), 30 * 20 + 10 * 5);
+  instance.cost.pulls = Pulls::kRelayed;
+  EXPECT_EQ(instance.BottleneckPs(), 10 * 20 + 10 * 5);
+  EXPECT_EQ(instance.Eq8Ps(), 20 * 20 + 20 * 5);
+  instance.cost.pulls = Pulls::kStriped;
+  EXPECT_EQ(instance.BottleneckPs(), 10 * 20 + 14 * 5);
+  EXPECT_EQ(instance.Eq8Ps(), 20 * 20 + 31 * 5);
+  instance.cost.pulls = Pulls::kBest;
+  EXPECT_EQ(instance.BottleneckPs(), 10 * 20 + 10 * 5);
+  EXPECT_EQ(instance.Eq8Ps(), 20 * 20 + 20 * 5);
+}
+
+TEST(CostTest, ComputeAtItsLimitFitsSixtyFourBits) {
+  for (const int32_t slowest : {1, 333, 1000, 5000}) {
+    for (const int64_t tile_rows : {0, 128}) {
+      const int64_t rows = MaxPaddedRows(tile_rows);
+      Problem problem{};
+      problem.cost = Cost{1, 1, ComputeLimit(rows, slowest), 1, 1};
+      problem.cost.rank_speed = &slowest;
+      problem.cost.tile_rows = tile_rows;
+      const long double exact = static_cast<long double>(problem.cost.row_ps) * rows * 1000 / slowest;
+      EXPECT_LE(exact, static_cast<long double>(std::numeric_limits<int64_t>::max()) / 2);
+      EXPECT_NEAR(static_cast<long double>(RankComputePs(problem, 0, rows, 0)) / exact, 1, 1e-9);
+    }
+  }
+}
+
+}  // namespace
+}  // namespace topoep
