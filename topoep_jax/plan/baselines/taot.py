@@ -16,11 +16,11 @@ Steps:
 
 Departures:
   - c_inter is the problem's own ratio of link rates; the source fixes 3.
-  - Ties: hot ranks of one domain have the same ratio of transport to excess, so their experts tie wherever spill exceeds
-    room. Here bonus and hint are rounded to six digits, and the lower expert, then the lower rank wins; in the source
-    the rounding errors of float32 decide.
-  - Float64 instead of float32. Floats make plans repeatable on one machine only. Moved rows are rounded down, as in the
-    source.
+  - Ties: hot ranks of one domain have the same ratio of transport to excess, so their experts tie wherever spill
+    exceeds room. Here bonus and hint are rounded to six digits, and the lower expert, then the lower rank wins; in
+    the source the rounding errors of float32 decide.
+  - Float64 instead of float32. Floats make plans repeatable on one machine only. Moved rows are rounded down, as in
+    the source.
 """
 
 import numpy as np
