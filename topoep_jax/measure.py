@@ -52,7 +52,8 @@ def measure(
     Returns:
       What the file holds: `version`, `platform`, `device_kind`, `num_devices`, `num_domains`, `domain_of_rank`,
       `inter_fs_per_byte` and `intra_fs_per_byte` (None where no two ranks have such a link), `gflops` (median device),
-      `rank_speed` (permille of it, one per device, or None if all are within 5 % or emulated), `message_bytes`, `gemm_size`, `note`.
+      `rank_speed` (permille of it, one per device, or None if all are within 5 % or emulated), `message_bytes`,
+      `gemm_size`, `note`.
 
     Raises:
       ValueError: the topology has another number of ranks, or a size is not a positive integer.
