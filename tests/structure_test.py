@@ -21,7 +21,7 @@ ORDER = [
     ["routing forced_routing", "shapes"],
     ["demand", "synthetic"],
     ["plan _native"],
-    ["config", "metrics"],
+    ["config", "measure", "metrics"],
     ["transfer", "dispatch"],
     ["experts"],
     ["combine"],

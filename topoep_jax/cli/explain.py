@@ -1,7 +1,6 @@
 """`topoep explain`: one plan, told so that a person sees what it does and why; as text, and drawn with --png."""
 
 import dataclasses
-import pathlib
 from collections.abc import Iterator
 
 import numpy as np
@@ -10,8 +9,8 @@ from absl import flags
 from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
 from topoep_jax.cli.copies import Copy, copies_of
+from topoep_jax.cli.output import check_writable, table
 from topoep_jax.cli.study import Sample, Study
-from topoep_jax.cli.table import table
 from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes, terms_ps
 from topoep_jax.plan.problem import Problem, none
 from topoep_jax.plan.reference import PLANNERS
@@ -93,7 +92,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     if study.num_samples is not None and values.seed >= study.num_samples:
         raise ValueError(f"--seed={values.seed}, but {values.trace} has samples 0..{study.num_samples - 1}")
     if values.png is not None:
-        _check_png(values.png)
+        check_writable("png", values.png, ".png")
     (sample,) = study.samples(skews, [values.seed])
     story = _tell(study, sample, planner)
     yield _head(story)
@@ -108,15 +107,6 @@ def run(values: flags.FlagValues) -> Iterator[str]:
 
         draw.draw(story, values.png)
         yield f"\ndrawn to {values.png}\n"
-
-
-def _check_png(path: str) -> None:
-    """Before any work is done for it."""
-    folder = pathlib.Path(path).parent
-    if not path.endswith(".png"):
-        raise ValueError(f"--png={path} must end in .png")
-    if not folder.is_dir():
-        raise ValueError(f"--png={path}: there is no folder {folder}")
 
 
 def _tell(study: Study, sample: Sample, planner: str) -> Story:

@@ -11,8 +11,8 @@ from absl import flags
 
 from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
+from topoep_jax.cli.output import table
 from topoep_jax.cli.study import Sample, Study
-from topoep_jax.cli.table import table
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.problem import Draft, none
 from topoep_jax.plan.reference import PLANNERS

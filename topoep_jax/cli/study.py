@@ -142,7 +142,7 @@ def define() -> flags.FlagValues:
     )
     flags.DEFINE_enum("effort", "default", EFFORTS, "how long the planner 'topoep' searches", flag_values=values)
     flags.DEFINE_enum("pulls", "direct", pulls.MODES, "how a replica's parameters travel", flag_values=values)
-    text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file that `topoep measure` wrote")
+    text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`")
     count(
         "inter_gbps",
         None,
@@ -227,20 +227,24 @@ def _study(
         num_slots=values.slots,
         cap_factor=1.0 if values.cap_factor is None else values.cap_factor,
         block_rows=values.block_rows,
-        hardware=_hardware(values),
+        hardware=_hardware(values, shape.topology.num_ranks),
     )
     capped = values.cap_factor is not None
     return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, num_samples, draw)
 
 
-def _hardware(values: flags.FlagValues) -> Hardware:
+def _hardware(values: flags.FlagValues, num_ranks: int) -> Hardware:
     name = values.hardware
     if name in HARDWARE:
         _refuse(values, ("inter_gbps", "intra_gbps"), f"completes a measurement, but --hardware={name} is a preset")
         return HARDWARE[name]()
     if not pathlib.Path(name).is_file():
         raise ValueError(f"--hardware={name} is neither a file nor one of {', '.join(HARDWARE)}")
-    return Hardware.from_measurement(name, inter_gbps=values.inter_gbps, intra_gbps=values.intra_gbps)
+    hardware = Hardware.from_measurement(name, inter_gbps=values.inter_gbps, intra_gbps=values.intra_gbps)
+    if hardware.rank_speed is not None and len(hardware.rank_speed) != num_ranks:
+        # The rates of one node also serve a study of many; the speeds are of ranks that the study does not have.
+        return dataclasses.replace(hardware, rank_speed=None)
+    return hardware
 
 
 def skews(text: Sequence[str]) -> list[float]:

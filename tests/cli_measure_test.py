@@ -1,0 +1,74 @@
+"""`topoep measure` writes what `topoep plan --hardware` reads."""
+
+import json
+
+import pytest
+
+from tests.cli_plan_test import QWEN, error, records, run
+from topoep_jax.plan import Hardware
+from topoep_jax.plan.hardware import MEASUREMENT_VERSION
+
+RATES = {"inter_fs_per_byte": 20_000, "intra_fs_per_byte": 5_000, "gflops": 400_000}
+FILE = {"version": MEASUREMENT_VERSION, "rank_speed": None, "num_devices": 32, "num_domains": 4, **RATES}
+
+
+def test_measure(capsys, tmp_path):
+    path = tmp_path / "here.json"
+    out = run(capsys, "measure", f"--out={path}", "--domains=4", "--repeats=1")
+    assert "32 x cpu, 4 domain(s)" in out
+    assert "not measured" not in out
+    found = json.loads(path.read_text())
+    assert f"{found['gflops'] / 1e3:.1f} TFLOP/s" in out
+    assert f"{1e6 / found['inter_fs_per_byte']:.1f} GB/s" in out
+    assert f"topoep plan --hardware={path}" in out
+    assert Hardware.from_measurement(path).gflops == found["gflops"]
+
+
+def layer_ms(capsys, path, *arguments, model="qwen3-30b-a3b", **changes):
+    """Predicted time of even routing without replicas, with the rates of a file."""
+    path.write_text(json.dumps(FILE | changes))
+    arguments = (f"--model={model}", "--planner=none", "--tokens=64", "--skew=0", *arguments)
+    return records(capsys, "plan", *arguments, f"--hardware={path}")[0]["objective_ms"]
+
+
+def test_rates_of_a_file(capsys, tmp_path):
+    path = tmp_path / "there.json"
+    preset = records(capsys, *QWEN, "--planner=none", "--tokens=64", "--skew=0")[0]["objective_ms"]
+    assert layer_ms(capsys, path) == preset
+    assert layer_ms(capsys, path, gflops=200_000) > preset
+
+
+def test_one_node_has_no_rate_between_domains(capsys, tmp_path):
+    path = tmp_path / "node.json"
+    assert layer_ms(capsys, path, "--inter_gbps=400", inter_fs_per_byte=None) == layer_ms(capsys, path)
+    path.write_text(json.dumps(FILE | {"inter_fs_per_byte": None}))
+    assert "inter_gbps" in error(capsys, *QWEN, f"--hardware={path}")
+
+
+def test_speeds_count_where_there_are_as_many_ranks(capsys, tmp_path):
+    path = tmp_path / "slow.json"
+    slow = [100] * 32
+    assert layer_ms(capsys, path, rank_speed=slow) > layer_ms(capsys, path)
+    glm = "glm-4.5-air"  # on 16 ranks
+    assert layer_ms(capsys, path, rank_speed=slow, model=glm) == layer_ms(capsys, path, model=glm)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (("--domains=3",), "--domains=3 does not divide the 32 devices"),
+        (("--out=nowhere/a.json",), "--out=nowhere/a.json: there is no folder nowhere"),
+        (("--out=a.txt",), "--out=a.txt must end in .json"),
+        (("--process_id=1",), "--coordinator and --num_processes missing"),
+        (("--repeats=0",), "--repeats=0"),
+    ],
+    ids=lambda value: value if isinstance(value, str) else " ".join(value),
+)
+def test_bad_flags(capsys, arguments, message):
+    assert message in error(capsys, "measure", *arguments)
+
+
+def test_a_file_that_is_no_measurement(capsys, tmp_path):
+    path = tmp_path / "no.json"
+    path.write_text("{}")
+    assert "has version None" in error(capsys, *QWEN, f"--hardware={path}")

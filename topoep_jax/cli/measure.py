@@ -1,0 +1,75 @@
+"""`topoep measure`: writes the rates of this machine, or of all processes of a job, for `topoep plan --hardware`."""
+
+from collections.abc import Iterator
+from typing import Any
+
+import jax
+from absl import flags
+
+from topoep_jax.cli.output import check_writable, table
+from topoep_jax.measure import measure
+from topoep_jax.topology import Topology
+
+_BYTES = 1_000_000  # Femtoseconds per byte times GB/s.
+
+
+def define() -> flags.FlagValues:
+    """Flags of the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("out", "hardware.json", "file to write", flag_values=values)
+    flags.DEFINE_integer(
+        "domains",
+        None,
+        "equal domains of neighbouring devices (default: what the devices report)",
+        1,
+        flag_values=values,
+    )
+    flags.DEFINE_integer(
+        "repeats", 5, "timed runs of each measurement, of which the median counts", 1, flag_values=values
+    )
+    flags.DEFINE_string(
+        "coordinator", None, "host:port of process 0, in a job of several processes", flag_values=values
+    )
+    flags.DEFINE_integer("num_processes", None, "processes of the job", 1, flag_values=values)
+    flags.DEFINE_integer("process_id", None, "which of them this is", 0, flag_values=values)
+    return values
+
+
+def run(values: flags.FlagValues) -> Iterator[str]:
+    """What the command prints."""
+    check_writable("out", values.out, ".json")
+    job = {"coordinator": values.coordinator, "num_processes": values.num_processes, "process_id": values.process_id}
+    missing = [f"--{name}" for name, value in job.items() if value is None]
+    if len(missing) not in (0, len(job)):
+        raise ValueError(
+            f"{' and '.join(missing)} missing: a job of several processes needs all of --{', --'.join(job)}"
+        )
+    if not missing:
+        jax.distributed.initialize(values.coordinator, values.num_processes, values.process_id)
+    found = measure(values.out, topology=_topology(values.domains), repeats=values.repeats)
+    yield _report(found)
+    yield f"\nwritten to {values.out}: use it with `topoep plan --hardware={values.out}`\n"
+
+
+def _topology(domains: int | None) -> Topology | None:
+    devices = len(jax.devices())
+    if domains is None:
+        return None
+    if devices % domains:
+        raise ValueError(f"--domains={domains} does not divide the {devices} devices")
+    return Topology.uniform(domains, devices // domains)
+
+
+def _report(found: dict[str, Any]) -> str:
+    def bandwidth(fs_per_byte: int | None) -> str:
+        return "not measured" if fs_per_byte is None else f"{_BYTES / fs_per_byte:.1f} GB/s"
+
+    rows = [
+        ["between domains, per device and direction", bandwidth(found["inter_fs_per_byte"])],
+        ["inside a domain, per device and direction", bandwidth(found["intra_fs_per_byte"])],
+        ["grouped GEMM in bf16, median device", f"{found['gflops'] / 1e3:.1f} TFLOP/s"],
+    ]
+    if found["rank_speed"] is not None:
+        rows.append(["slowest device", f"{min(found['rank_speed']) / 10:.0f} % of it"])
+    title = f"{found['num_devices']} x {found['device_kind']}, {found['num_domains']} domain(s)"
+    return f"{table([title, 'measured'], rows)}\n{found['note']}\n"
