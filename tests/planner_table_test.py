@@ -5,13 +5,12 @@ The default tier takes one seed of one workload; `-m full` takes everything and 
 
 import pytest
 
-from tests.planner_table import REPORT, compared, markdown, rivals_ahead
+from tests.planner_table import REPORT, compared, rivals_ahead
 from tests.quality import FULL, record
 
 
 def test_ahead_of_every_rival_on_a_sample():
     table = compared("glm45_air", range(1))
-    print(markdown({"glm45_air": table}))
     assert not rivals_ahead("glm45_air", table)
 
 
