@@ -193,6 +193,8 @@ def test_usage(capsys):
         ((*QWEN, "--skew=hot"), "--skew has 'hot': write numbers"),
         ((*QWEN, "--skew=nan"), "--skew has 'nan'"),
         ((*QWEN, "--skew=1e9"), "--skew has '1e9'"),
+        ((*QWEN, "--skew="), "--skew is empty"),
+        ((*QWEN, "--planner="), "--planner is empty"),
         ((*QWEN, "--seeds=0"), "--seeds=0"),
         ((*QWEN, "--seeds=two"), "--seeds=two"),
         ((*QWEN, "--tokens=0"), "--tokens=0"),

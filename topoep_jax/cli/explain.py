@@ -75,7 +75,9 @@ class Story:
 def define() -> flags.FlagValues:
     """Flags of the command."""
     values = studies.define()
-    flags.DEFINE_list("skew", ["-4"], "deviation of the bias of each expert", flag_values=values)
+    flags.DEFINE_list(
+        "skew", ["-4"], "deviation of the bias of each expert; the sign plays no role", flag_values=values
+    )
     flags.DEFINE_integer("seed", 0, "of the demand; of a trace, which sample", 0, flag_values=values)
     flags.DEFINE_string("planner", "topoep_paper", f"one of {', '.join(PLANNERS)}", flag_values=values)
     flags.DEFINE_string("png", None, "draw to this file too", flag_values=values)

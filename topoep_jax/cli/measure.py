@@ -72,4 +72,4 @@ def _report(found: dict[str, Any]) -> str:
     if found["rank_speed"] is not None:
         rows.append(["slowest device", f"{min(found['rank_speed']) / 10:.0f} % of it"])
     title = f"{found['num_devices']} x {found['device_kind']}, {found['num_domains']} domain(s)"
-    return f"{table([title, 'measured'], rows)}\n{found['note']}\n"
+    return f"{table([title, 'measured'], rows)}\n" + found["note"].replace("; ", "\n") + "\n"

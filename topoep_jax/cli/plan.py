@@ -64,7 +64,9 @@ class Result:
 def define() -> flags.FlagValues:
     """Flags of the command."""
     values = studies.define()
-    flags.DEFINE_list("skew", ["-4"], "comma list: deviations of the bias of each expert", flag_values=values)
+    flags.DEFINE_list(
+        "skew", ["-4"], "comma list: deviation of the bias of each expert; the sign plays no role", flag_values=values
+    )
     flags.DEFINE_list(
         "planner", ["none", "topoep_paper"], f"comma list of {', '.join(PLANNERS)}; or all", flag_values=values
     )

@@ -258,7 +258,9 @@ def skews(text: Sequence[str]) -> list[float]:
         if not abs(number) <= _MAX_SKEW:
             raise ValueError(f"--skew has {part!r}: write numbers within +-{_MAX_SKEW:g}, as in --skew=-4,-2")
         numbers.append(number)
-    return list(dict.fromkeys(numbers)) or [0.0]
+    if not numbers:
+        raise ValueError("--skew is empty: write numbers, as in --skew=-4,-2")
+    return list(dict.fromkeys(numbers))
 
 
 def known(flag: str, value: str, names: Mapping[str, object]) -> str:
@@ -270,6 +272,8 @@ def known(flag: str, value: str, names: Mapping[str, object]) -> str:
 
 def planners(names: Sequence[str]) -> list[str]:
     """Planners of a comma list; "all" is every one."""
+    if not names:
+        raise ValueError(f"--planner is empty: write all, or a list of {', '.join(PLANNERS)}")
     chosen = list(PLANNERS) if "all" in names else [known("planner", name, PLANNERS) for name in names]
     return list(dict.fromkeys(chosen))
 
