@@ -16,6 +16,7 @@ from topoep_jax.plan.baselines.eplb import rebalance
 from topoep_jax.plan.baselines.eplb_fixed_main import place_copies
 from topoep_jax.plan.baselines.fastermoe import shadows
 from topoep_jax.plan.baselines.llep import assign, is_even
+from topoep_jax.plan.baselines.ultraep import export_rows, ultraep
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
@@ -37,6 +38,12 @@ def disagreements(name: str, agrees: Callable[[Case], bool], changed: str = "") 
 
 def our_map(case: Case) -> list[int]:
     return rebalance(*(case[key] for key in ("load", "num_copies", "num_groups", "num_nodes", "num_ranks")))
+
+
+def problem_of(case: Case, num_experts: int) -> Problem:
+    """The topology and slots of a case; these rivals know no costs."""
+    topology = Topology.uniform(case["num_ranks"] // case["ranks_per_domain"], case["ranks_per_domain"])
+    return Problem(topology, CostModel(1, 1, 1, 1, 1), num_experts, case["num_slots"], None, 1, "bottleneck")
 
 
 def rank_loads(expert_of_copy: list[int], load: list[int], num_ranks: int) -> list[Fraction]:
@@ -72,14 +79,12 @@ def test_eplb_agrees_with_its_program():
 
 def test_eplb_fixed_main_agrees_with_its_program():
     def ours(case: Case) -> list[list[int]]:
-        topology = Topology.uniform(case["num_ranks"] // case["ranks_per_domain"], case["ranks_per_domain"])
-        num_slots, load = case["num_slots"], np.array(case["load"])
-        problem = Problem(topology, CostModel(1, 1, 1, 1, 1), load.size, num_slots, None, 1, "bottleneck")
-        slots: list[list[int]] = [[] for _ in range(case["num_ranks"])]
-        for domain in range(topology.num_domains):
+        load, slots = np.array(case["load"]), [[] for _ in range(case["num_ranks"])]
+        problem = problem_of(case, load.size)
+        for domain in range(problem.topology.num_domains):
             for rank, expert in place_copies(load, problem, domain):
                 slots[rank].append(expert)
-        return [held + [-1] * (num_slots - len(held)) for held in slots]
+        return [held + [-1] * (problem.num_slots - len(held)) for held in slots]
 
     differ = disagreements("eplb_fixed_main", lambda case: ours(case) == case["slots"])
     assert differ == [29]  # float64 sums there part two ranks of equal load by 1.4e-14
@@ -94,6 +99,27 @@ def test_fastermoe_agrees_with_its_program():
         return sorted(shadows(case["load"], row_time, 2 * 4 * matrix * flops))
 
     assert disagreements("fastermoe", lambda case: ours(case) == case["shadowed"]) == []
+
+
+def test_ultraep_agrees_with_its_program():
+    """Its exports, and which source feeds which instance."""
+
+    def agrees(case: Case) -> bool:
+        given = np.array(case["omega"])
+        omega = np.zeros((case["num_ranks"], given.shape[1]), np.int64)
+        omega[: len(given)] = given
+        problem = problem_of(case, omega.shape[1])
+        draft = ultraep(omega, problem)
+        is_main = problem.main_rank() == np.arange(case["num_ranks"])[:, None]
+        exports = export_rows(omega, problem)
+        split = [
+            [s, e, r, draft.quota[e, r, s]]
+            for s, e, r in np.argwhere(draft.quota.transpose(2, 0, 1)).tolist()
+            if (draft.holds & ~is_main)[:, e].any()
+        ]
+        return sorted(map(list, exports)) == case["exports"] and split == case["split"]
+
+    assert disagreements("ultraep", agrees) == []
 
 
 def test_llep_agrees_with_its_program():

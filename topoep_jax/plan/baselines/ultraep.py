@@ -38,14 +38,12 @@ Exports = list[tuple[int, int, int]]
 
 def ultraep(omega: np.ndarray, problem: Problem) -> Draft:
     """Exports rows inside each domain; replicas stay in their main's domain."""
-    load = omega.sum(axis=0).tolist()
     draft = none(omega, problem)
     instance_rows = draft.quota.sum(axis=2)
-    for domain in range(problem.topology.num_domains):
-        for expert, target, rows in _solve_domain(load, problem, domain):
-            draft.holds[target, expert] = True
-            instance_rows[expert, target] += rows
-            instance_rows[expert, problem.main_rank()[expert]] -= rows
+    for expert, target, rows in export_rows(omega, problem):
+        draft.holds[target, expert] = True
+        instance_rows[expert, target] += rows
+        instance_rows[expert, problem.main_rank()[expert]] -= rows
     ranks = np.arange(problem.topology.num_ranks)
     for expert in np.flatnonzero(draft.holds.sum(axis=0) > 1).tolist():
         own = np.minimum(omega[:, expert], instance_rows[expert])
@@ -53,6 +51,12 @@ def ultraep(omega: np.ndarray, problem: Problem) -> Draft:
         draft.quota[expert] = sent.T
         draft.quota[expert, ranks, ranks] += own
     return draft
+
+
+def export_rows(omega: np.ndarray, problem: Problem) -> Exports:
+    """Steps 1 to 3 for all domains; `omega` is [R, E]."""
+    load = omega.sum(axis=0).tolist()
+    return [export for d in range(problem.topology.num_domains) for export in _solve_domain(load, problem, d)]
 
 
 def _solve_domain(load: list[int], problem: Problem, domain: int) -> Exports:
