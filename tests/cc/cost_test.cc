@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <limits>
+#include <random>
 #include <utility>
 #include <vector>
 
@@ -148,6 +149,46 @@ TEST(CostTest, PullsAreScheduled) {
   instance.cost.pulls = Pulls::kBest;
   EXPECT_EQ(instance.BottleneckPs(), 10 * 20 + 10 * 5);
   EXPECT_EQ(instance.Eq8Ps(), 20 * 20 + 20 * 5);
+}
+
+// Lanes may run in any order: here the last goes first.
+class BackwardTeam : public SerialTeam {
+ public:
+  template <class F>
+  void ForEach(int32_t n, F f) {
+    for (int32_t i = n - 1; i >= 0; --i) f(i);
+  }
+};
+
+TEST(CostTest, TheOrderOfLanesDoesNotMatter) {
+  std::mt19937 rng(1);
+  const auto draw = [&rng](int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); };
+  for (int i = 0; i < 500; ++i) {
+    Instance instance{{}, 0, draw(1, 3), Cost{draw(1, 99), draw(1, 9), draw(0, 9), draw(0, 20000), draw(0, 5000)}, {}};
+    const int num_ranks = draw(2, 8);
+    for (int r = 0; r < num_ranks; ++r) instance.domain_of_rank.push_back(draw(0, 2));
+    instance.num_experts = 2 * num_ranks;
+    for (int r = 0; r < num_ranks; ++r) {
+      int32_t expert = 0;  // ascending and never one of the rank's own two
+      for (int slot = 0; slot < instance.num_slots; ++slot, expert += 2) {
+        expert += draw(0, 1) + (expert / 2 == r ? 2 : 0);
+        instance.slot_expert.push_back(expert < instance.num_experts && expert / 2 != r ? expert : -1);
+      }
+    }
+    for (int64_t at = 0; at < instance.View().NumQuotas(); ++at) instance.quota.push_back(draw(0, 9));
+    instance.cost.instance_ps = draw(0, 50);
+    instance.cost.tile_rows = draw(0, 4);
+    instance.cost.pulls = static_cast<Pulls>(draw(0, 3));
+    instance.objective = static_cast<Objective>(draw(0, 1));
+    const Problem problem = instance.View();
+    const DomainTable domains(problem);
+    std::vector<int64_t> words(CostMemory::NumWords(problem), 77);
+    std::vector<Best> bests(Links::kNumBests);
+    BackwardTeam team;
+    const int64_t ps = PredictPs(team, problem, domains.View(), instance.slot_expert.data(), instance.quota.data(),
+                                 CostMemory{words.data(), bests.data()});
+    ASSERT_EQ(ps, PredictPs(problem, instance.slot_expert.data(), instance.quota.data())) << "instance " << i;
+  }
 }
 
 TEST(CostTest, ComputeAtItsLimitFitsSixtyFourBits) {
