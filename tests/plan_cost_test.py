@@ -195,6 +195,7 @@ def test_deduplication_needs_the_tokens():
         ({"rank_speed": (0.8, 1)}, r"rank_speed\[0\]=0.8 .* permille"),
         ({"dedup": 1}, "dedup=1 must be True or False"),
         ({"pulls": "multicast"}, r"pulls='multicast' is unknown: choose one of \['direct', 'relayed', 'striped'"),
+        ({"row_ps": 0, "tile_rows": 2**31}, "tile_rows=2147483648 is above 2147483647"),
         ({"row_ps": 2**26, "tile_rows": 2**24}, "row_ps=67108864 is above .* tiles have 16777216 rows"),
         ({"row_ps": 2**30, "rank_speed": (1,)}, "row_ps=1073741824 is above .* slowest rank runs at 1 permille"),
         ({"instance_ps": 2**46}, "instance_ps=70368744177664 is above"),

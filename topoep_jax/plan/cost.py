@@ -88,6 +88,7 @@ class CostModel:
         copies_per_replica = 1 if self.pulls == "direct" else 2  # a slice may pass through one rank on its way
         padded_rows = MAX_ROWS + MAX_INSTANCES * max(self.tile_rows - 1, 0)
         limits = {
+            "tile_rows": MAX_ROWS,
             "row_ps": _compute_limit(padded_rows, slowest_rank),
             "instance_ps": _compute_limit(MAX_INSTANCES, slowest_rank),
             "token_bytes": _INT64_MAX // (2 * MAX_ROWS * slowest_link),
