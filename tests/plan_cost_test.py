@@ -9,7 +9,7 @@ import pytest
 from tests.plans import random_priced_plan
 from topoep_jax.plan import CostModel, Hardware
 from topoep_jax.plan.cost import MAX_INSTANCES, MAX_ROWS, OBJECTIVES, rank_compute_ps, row_traffic
-from topoep_jax.plan.dedup import executing_ranks
+from topoep_jax.plan.dedup import executing_ranks, matches_demand
 from topoep_jax.plan.pulls import MODES, moved_bytes, schedule
 from topoep_jax.topology import Topology
 
@@ -171,6 +171,20 @@ def test_deduplication_never_adds_rows():
             assert (once == each).all()
         fewer += int((once * crosses).sum() < (each * crosses).sum())
     assert fewer > 20
+
+
+@pytest.mark.parametrize(
+    ("tokens", "matches"),
+    [
+        ([[1, 0, 1], [-1, -1, -1]], True),
+        ([[1, 0, 0], [-1, -1, -1]], False),
+        ([[1, 0, 2], [-1, -1, -1]], False),
+        ([[1, 0, 1], [-1, -2, -1]], False),
+        ([[1, 0, 1]], False),
+    ],
+)
+def test_tokens_that_contradict_the_demand_are_noticed(tokens, matches):
+    assert matches_demand(np.array(tokens)[:, :, None], np.array([[1, 2], [0, 0]])) == matches
 
 
 def test_deduplication_needs_the_tokens():

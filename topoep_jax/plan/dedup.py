@@ -9,6 +9,15 @@ import numpy as np
 from topoep_jax.topology import Topology
 
 
+def matches_demand(expert_idx: np.ndarray, omega: np.ndarray) -> bool:
+    """Whether the tokens (int [R, T, K], -1 for padding) hold each expert as often as `omega` (int [R, E]) says."""
+    num_experts = omega.shape[1]
+    if expert_idx.shape[0] != omega.shape[0] or (expert_idx < -1).any() or (expert_idx >= num_experts).any():
+        return False
+    counts = [np.bincount(chosen[chosen >= 0], minlength=num_experts) for chosen in expert_idx]
+    return bool((np.stack(counts) == omega).all())
+
+
 def executing_ranks(expert_idx: np.ndarray, slot_expert: np.ndarray, quota: np.ndarray) -> np.ndarray:
     """The rank that executes each assignment, int64 [R, T, K]; -1 for padding.
 
