@@ -34,7 +34,7 @@ class CostModel:
     """What a planner needs to know about a model on some hardware.
 
     A rank computes for `max(instance_ps * active instances, row_ps * padded rows) * 1000 // speed` picoseconds: few
-    rows cost the reading of parameters, many cost arithmetic (the max-affine time of "makespan-aware" expert dispatch).
+    rows cost the reading of parameters, many cost arithmetic (max-affine, as in makespan-aware dispatchers).
     Each optional term is off by default, and then changes nothing.
 
     Attributes:

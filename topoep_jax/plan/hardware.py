@@ -27,7 +27,7 @@ class Hardware:
       intra_fs_per_byte: the same inside a domain (200 GB/s = 5000).
       gflops: sustained grouped-GEMM rate in GFLOP/s (400 TFLOP/s = 400000).
       rank_speed: speed of each rank in permille of `gflops` (1000 = nominal), or None: all are nominal. GPUs of one
-        kind differ by their silicon and cooling (GEM, "GPU-variability-aware expert to GPU mapping").
+        kind differ in speed, and a straggler sets the pace (GEM, arXiv 2605.19945).
 
     Raises:
       ValueError: a value is not an integer, or not positive.
