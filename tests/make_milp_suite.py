@@ -1,8 +1,8 @@
 """Solves the small cases against which planners are measured, once, and writes tests/vectors/milp_suite.json.
 
-`python -m tests.make_milp_suite` takes a few minutes on one core. The suite is that of the planner notes: 100 cases
-whose best plan is proven to within 0.1 %, for both objectives, so that tests need neither a solver nor patience. The demand
-itself is stored: it must not depend on how a release of NumPy draws numbers.
+`python -m tests.make_milp_suite` takes a minute or two on one core. The suite is built like that of the planner notes:
+100 cases whose best plan is proven to within 0.1 %, for both objectives, so that tests need neither a solver nor
+patience. The demand itself is stored: it must not depend on how a release of NumPy draws numbers.
 """
 
 import json
