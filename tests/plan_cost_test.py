@@ -3,11 +3,13 @@
 import itertools
 from collections import Counter
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 
 from tests.plans import random_priced_plan
-from topoep_jax.plan import CostModel, Hardware
+from topoep_jax import _native
+from topoep_jax.plan import CostModel, Hardware, picoseconds
 from topoep_jax.plan.cost import MAX_INSTANCES, MAX_ROWS, OBJECTIVES, rank_compute_ps, row_traffic
 from topoep_jax.plan.dedup import executing_ranks, matches_demand
 from topoep_jax.plan.pulls import MODES, moved_bytes, schedule
@@ -154,6 +156,30 @@ def test_every_combination_of_terms_by_definition():
             for name, objective in OBJECTIVES.items():
                 found = objective(plan.slot_expert, plan.quota, plan.topology, priced.cost, plan.expert_idx)
                 assert found == predicted_by_definition(priced, name), (terms, name)
+
+
+def test_every_combination_of_terms_in_both_languages():
+    """The C++ planner's own price of its plan is Python's, on random demand."""
+    rng = np.random.default_rng(2)
+    for _ in range(2):
+        plan = random_priced_plan(rng)
+        demand = [np.bincount(idx[idx >= 0], minlength=plan.num_experts) for idx in plan.expert_idx]
+        for terms, objective in itertools.product(every_combination(rng, plan.topology.num_ranks), OBJECTIVES):
+            cost = plan.with_cost(**terms).cost
+            answer = _native.plan(
+                jnp.array(demand, jnp.int32),
+                domain_of_rank=plan.topology.domain_of_rank,
+                cost=cost,
+                num_slots=plan.slot_expert.shape[1],
+                cap_rows=None,
+                block_rows=1,
+                planner="topoep_paper",
+                objective=objective,
+                expert_idx=jnp.array(plan.expert_idx) if cost.dedup else None,
+            )
+            slot_expert, quota = np.asarray(answer.slot_expert), np.asarray(answer.quota)
+            expected = OBJECTIVES[objective](slot_expert, quota, plan.topology, cost, plan.expert_idx)
+            assert picoseconds(answer.predicted_ps) == expected, (terms, objective)
 
 
 def test_deduplication_never_adds_rows():

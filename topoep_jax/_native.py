@@ -21,6 +21,9 @@ TARGETS = {"topoep_plan": "cpu"}
 PLANNER_IDS = {"none": 0, "topoep_paper": 1}
 """`enum Planner` of xla_ffi/plan/plan.h."""
 
+PULL_IDS = {"direct": 0, "relayed": 1, "striped": 2, "best": 3}
+"""`enum Pulls` of xla_ffi/plan/plan.h."""
+
 OBJECTIVE_IDS = {"bottleneck": 0, "eq8": 1}
 """`enum Objective` of xla_ffi/plan/plan.h."""
 
@@ -38,8 +41,11 @@ def plan(
     block_rows: int,
     planner: str,
     objective: str,
+    expert_idx: jax.Array | None = None,
 ) -> Plan:
-    """The C++ planner on demand `omega` (int32 [R, E]); `api.solve_plan` checks the arguments and explains them.
+    """The C++ planner on demand `omega` (int32 [R, E]) and, exactly where `cost.dedup`, its tokens (int32 [R, T, K]).
+
+    `api.solve_plan` checks the arguments and explains them.
 
     Raises:
       jax.errors.JaxRuntimeError: when it runs, if shapes or attributes contradict each other.
@@ -53,6 +59,7 @@ def plan(
     )
     outputs = call(
         omega,
+        jnp.zeros((num_ranks, 0, 0), jnp.int32) if expert_idx is None else expert_idx,
         domain_of_rank=np.array(domain_of_rank, np.int32),
         num_slots=num_slots,
         planner=PLANNER_IDS[planner],
@@ -64,5 +71,10 @@ def plan(
         row_ps=cost.row_ps,
         inter_fs_per_byte=cost.inter_fs_per_byte,
         intra_fs_per_byte=cost.intra_fs_per_byte,
+        instance_ps=cost.instance_ps,
+        tile_rows=cost.tile_rows,
+        rank_speed=np.array(cost.rank_speed or (), np.int32),
+        dedup=cost.dedup,
+        pulls=PULL_IDS[cost.pulls],
     )
     return Plan(*outputs)

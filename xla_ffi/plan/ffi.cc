@@ -9,6 +9,7 @@
 #include <limits>
 #include <string>
 
+#include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/solver.h"
 
 namespace topoep {
@@ -60,22 +61,50 @@ ffi::Error CheckTopology(Dimensions omega, ffi::Span<const int32_t> domain_of_ra
 }
 
 // The bounds of CostModel: no 64-bit sum overflows within them.
-ffi::Error CheckCost(const Cost& cost) {
-  const int64_t slowest = std::max({cost.inter_fs_per_byte, cost.intra_fs_per_byte, int64_t{1}});
-  if (slowest > kInt64Max / (2 * kMaxRows)) return CheckRange("fs_per_byte", slowest, 0, kInt64Max / (2 * kMaxRows));
-  return FirstOf({CheckRange("inter_fs_per_byte", cost.inter_fs_per_byte, 0, slowest),
-                  CheckRange("intra_fs_per_byte", cost.intra_fs_per_byte, 0, slowest),
-                  CheckRange("row_ps", cost.row_ps, 0, kInt64Max / (2 * kMaxRows)),
-                  CheckRange("token_bytes", cost.token_bytes, 1, kInt64Max / (2 * kMaxRows * slowest)),
-                  CheckRange("expert_bytes", cost.expert_bytes, 1, kInt64Max / (kMaxReplicas * slowest))});
+ffi::Error CheckCost(const Cost& cost, int64_t num_ranks, int64_t num_speeds, int64_t instances) {
+  const int64_t slowest_link = std::max({cost.inter_fs_per_byte, cost.intra_fs_per_byte, int64_t{1}});
+  if (slowest_link > kInt64Max / (2 * kMaxRows)) {
+    return CheckRange("fs_per_byte", slowest_link, 0, kInt64Max / (2 * kMaxRows));
+  }
+  if (num_speeds != 0 && num_speeds != num_ranks)
+    return CheckRange("entries of rank_speed", num_speeds, num_ranks, num_ranks);
+  int64_t slowest_rank = kNominalSpeed;
+  for (int64_t r = 0; r < num_speeds; ++r) {
+    const int64_t speed = cost.rank_speed[r];
+    if (speed < 1) return CheckRange("rank_speed", speed, 1, kInt32Max);
+    slowest_rank = std::min(slowest_rank, speed);
+  }
+  if (cost.tile_rows < 0 || cost.tile_rows > kMaxRows) return CheckRange("tile_rows", cost.tile_rows, 0, kMaxRows);
+  const bool by_instance = cost.instance_ps > 0 || cost.tile_rows > 0;
+  const int64_t copies_per_replica = cost.pulls == Pulls::kDirect ? 1 : 2;
+  return FirstOf({
+      CheckRange("inter_fs_per_byte", cost.inter_fs_per_byte, 0, slowest_link),
+      CheckRange("intra_fs_per_byte", cost.intra_fs_per_byte, 0, slowest_link),
+      CheckRange("row_ps", cost.row_ps, 0, ComputeLimit(MaxPaddedRows(cost.tile_rows), slowest_rank)),
+      CheckRange("instance_ps", cost.instance_ps, 0, ComputeLimit(kMaxInstances, slowest_rank)),
+      CheckRange("instances of a rank", instances, 1, by_instance ? kMaxInstances : kInt32Max),
+      CheckRange("token_bytes", cost.token_bytes, 1, kInt64Max / (2 * kMaxRows * slowest_link)),
+      CheckRange("expert_bytes", cost.expert_bytes, 1, kInt64Max / (copies_per_replica * kMaxReplicas * slowest_link)),
+      CheckRange("pulls", static_cast<int64_t>(cost.pulls), 0, static_cast<int64_t>(Pulls::kBest)),
+  });
 }
 
-ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result<Int32s> quota,
+ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_expert, ffi::Result<Int32s> quota,
                       ffi::Result<Int32s> rank_load, ffi::Result<Int32s> predicted_ps, ffi::Result<Int32s> status,
                       ffi::Span<const int32_t> domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
                       int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes, int64_t row_ps,
-                      int64_t inter_fs_per_byte, int64_t intra_fs_per_byte) {
-  const Cost cost{expert_bytes, token_bytes, row_ps, inter_fs_per_byte, intra_fs_per_byte};
+                      int64_t inter_fs_per_byte, int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
+                      ffi::Span<const int32_t> rank_speed, bool dedup, int64_t pulls) {
+  const Cost cost{expert_bytes,
+                  token_bytes,
+                  row_ps,
+                  inter_fs_per_byte,
+                  intra_fs_per_byte,
+                  instance_ps,
+                  tile_rows,
+                  rank_speed.size() == 0 ? nullptr : rank_speed.begin(),
+                  dedup,
+                  static_cast<Pulls>(pulls)};
   if (ffi::Error error = CheckTopology(omega.dimensions(), domain_of_rank); error.failure()) return error;
   const int64_t num_ranks = omega.dimensions()[0];
   const int64_t num_experts = omega.dimensions()[1];
@@ -86,7 +115,7 @@ ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result
           CheckRange("objective", objective, 0, static_cast<int64_t>(Objective::kEq8)),
           CheckRange("cap_rows", cap_rows, kNoCap, kInt64Max),
           CheckRange("block_rows", block_rows, 1, kInt32Max),
-          CheckCost(cost),
+          CheckCost(cost, num_ranks, static_cast<int64_t>(rank_speed.size()), mains + num_slots),
           CheckShape("slot_expert", slot_expert->dimensions(), {num_ranks, num_slots}),
           CheckShape("quota", quota->dimensions(), {num_ranks, num_ranks, mains + num_slots}),
           CheckShape("rank_load", rank_load->dimensions(), {num_ranks}),
@@ -95,6 +124,17 @@ ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result
       });
       error.failure()) {
     return error;
+  }
+  // Without de-duplication there are no tokens to follow: any three dimensions do.
+  const Dimensions tokens = expert_idx.dimensions();
+  if (tokens.size() != 3) return ffi::Error::InvalidArgument("topoep_plan: expert_idx has shape " + Text(tokens));
+  if (dedup) {
+    if (ffi::Error error =
+            FirstOf({CheckShape("expert_idx", tokens, {num_ranks, tokens[1], tokens[2]}),
+                     CheckRange("num_tokens", tokens[1], 0, kInt32Max), CheckRange("top_k", tokens[2], 0, kInt32Max)});
+        error.failure()) {
+      return error;
+    }
   }
   const Problem problem{static_cast<int32_t>(num_ranks),
                         static_cast<int32_t>(num_experts),
@@ -106,7 +146,10 @@ ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result
                         cap_rows,
                         block_rows,
                         static_cast<Planner>(planner),
-                        static_cast<Objective>(objective)};
+                        static_cast<Objective>(objective),
+                        dedup ? static_cast<int32_t>(tokens[1]) : 0,
+                        dedup ? static_cast<int32_t>(tokens[2]) : 0,
+                        dedup ? expert_idx.typed_data() : nullptr};
   Solve(problem, Plan{slot_expert->typed_data(), quota->typed_data(), rank_load->typed_data(),
                       predicted_ps->typed_data(), status->typed_data()});
   return ffi::Error::Success();
@@ -118,6 +161,7 @@ ffi::Error PlanOnHost(Int32s omega, ffi::Result<Int32s> slot_expert, ffi::Result
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPlan, topoep::PlanOnHost,
                               xla::ffi::Ffi::Bind()
                                   .Arg<topoep::Int32s>()  // omega
+                                  .Arg<topoep::Int32s>()  // expert_idx
                                   .Ret<topoep::Int32s>()  // slot_expert
                                   .Ret<topoep::Int32s>()  // quota
                                   .Ret<topoep::Int32s>()  // rank_load
@@ -133,4 +177,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPlan, topoep::PlanOnHost,
                                   .Attr<int64_t>("token_bytes")
                                   .Attr<int64_t>("row_ps")
                                   .Attr<int64_t>("inter_fs_per_byte")
-                                  .Attr<int64_t>("intra_fs_per_byte"));
+                                  .Attr<int64_t>("intra_fs_per_byte")
+                                  .Attr<int64_t>("instance_ps")
+                                  .Attr<int64_t>("tile_rows")
+                                  .Attr<xla::ffi::Span<const int32_t>>("rank_speed")
+                                  .Attr<bool>("dedup")
+                                  .Attr<int64_t>("pulls"));

@@ -2,7 +2,9 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <vector>
 
+#include "xla_ffi/plan/dedup.h"
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/paper.h"
 
@@ -20,6 +22,12 @@ bool DemandIsValid(const Problem& problem) {
   return true;
 }
 
+bool TokensAreValid(const Problem& problem) {
+  if (!problem.cost.dedup) return true;
+  std::vector<int64_t> counts(problem.num_experts);
+  return TokensMatchDemand(problem, counts.data());
+}
+
 void Refuse(const Problem& problem, const Plan& plan) {
   std::fill_n(plan.slot_expert, int64_t{problem.num_ranks} * problem.num_slots, -1);
   std::fill_n(plan.quota, problem.NumQuotas(), 0);
@@ -31,7 +39,7 @@ void Refuse(const Problem& problem, const Plan& plan) {
 }  // namespace
 
 void Solve(const Problem& problem, const Plan& plan) {
-  if (!DemandIsValid(problem)) {
+  if (!DemandIsValid(problem) || !TokensAreValid(problem)) {
     Refuse(problem, plan);
     return;
   }
