@@ -52,7 +52,7 @@ define REQUIREMENTS
 import tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["build"], *extras["test"], *extras["train"], sep="\n")
+print(*project["dependencies"], *extras["build"], *extras["test"], *extras["plan"], *extras["train"], sep="\n")
 endef
 export REQUIREMENTS
 

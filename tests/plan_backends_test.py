@@ -16,10 +16,10 @@ import pytest
 
 from tests.cases import Case
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
+from topoep_jax._native import PLANNER_IDS
 from topoep_jax.plan import CostModel, Status, laws, reference, solve_plan
 from topoep_jax.plan.cost import OBJECTIVES
 from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.topology import Topology
 
 KINDS = (*GOOD_KINDS, *GOOD_KINDS, *BAD_KINDS)
@@ -72,6 +72,7 @@ def solve_native(problem: Problem, planner: str):
             cap_rows=problem.cap_rows,
             block_rows=problem.block_rows,
             planner=planner,
+            effort=problem.effort,
             objective=problem.objective,
             implementation="cpu",
         )
@@ -81,7 +82,7 @@ def solve_native(problem: Problem, planner: str):
 def compare(family: str, index: int, matrices: range) -> Counter:
     """Checks the given matrices of one problem; counts what was seen."""
     case, problem = random_problem(family, index)
-    native = {planner: solve_native(problem, planner) for planner in PLANNERS}
+    native = {planner: solve_native(problem, planner) for planner in PLANNER_IDS}
     seen = Counter()
     for matrix in matrices:
         kind = KINDS[(index + matrix) % len(KINDS)]
@@ -116,7 +117,7 @@ def test_ten_thousand_random_matrices():
     assert total == 10_000
     report |= {
         "matrices": total,
-        "planners": sorted(PLANNERS),
+        "planners": sorted(PLANNER_IDS),
         "bit_identical": True,
         "laws_hold": True,
         "seconds": round(time.time() - started),

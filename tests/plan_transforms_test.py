@@ -218,7 +218,7 @@ BAD = {
     "cap": ({"cap_rows": -1}, "cap_rows=-1 .* None asks for no cap"),
     "fractional cap": ({"cap_rows": 10.0}, "cap_rows=10.0"),
     "block": ({"block_rows": 0}, "block_rows=0"),
-    "planner": ({"planner": "best"}, r"planner='best' is unknown: choose one of \['none', 'topoep_paper'\]"),
+    "planner": ({"planner": "best"}, r"planner='best' is unknown: choose one of \['echo', .*'none', "),
     "objective": ({"objective": "eq9"}, r"objective='eq9' is unknown: choose one of \['bottleneck', 'eq8'\]"),
     "implementation": ({"implementation": "tpu"}, r"implementation='tpu' is unknown: .*\['cpu', 'reference'\]"),
 }

@@ -9,7 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from topoep_jax.plan.cost import CostModel, Hardware
-from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.problem import EFFORTS
+from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
 from topoep_jax.routing import Forced, get_router
 from topoep_jax.topology import Topology
 
@@ -31,7 +32,9 @@ class LayerConfig:
       router: "qwen3", "glm4" or "deepseek_v2" (see `topoep_jax.routing`).
       router_options: keyword options of the router as a sorted tuple of pairs; a dict is accepted and converted.
       num_slots: N, replica slots per rank, 0..E - E/R.
-      planner: "none" or "topoep_paper" (see `topoep_jax.solve_plan`).
+      planner: see `topoep_jax.solve_plan`; a baseline runs in a host callback.
+      effort: "fast", "default" or "full", how long the planner searches. "fast" suits planning at every layer and step,
+        where the planner's own time counts; longer searches gain a few percent of a plan's predicted time.
       cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
       block_rows: alignment of every instance's rows, the tile height of the grouped GEMM. 128 suits GPUs; with few
         tokens take T x K / E or less, or padding outweighs the rows.
@@ -54,7 +57,8 @@ class LayerConfig:
     router: str = "qwen3"
     router_options: tuple[tuple[str, Any], ...] | Mapping[str, Any] = ()
     num_slots: int = 2
-    planner: str = "topoep_paper"
+    planner: str = DEFAULT_PLANNER
+    effort: str = "fast"
     cap_factor: float = 1.05
     block_rows: int = 128
     chunks: int = 1
@@ -89,7 +93,8 @@ class LayerConfig:
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
         _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
         _require(self.transport == "xla", f"transport={self.transport!r} is not known: use 'xla'")
-        _require(self.planner in PLANNERS, f"planner={self.planner!r} is unknown: choose one of {sorted(PLANNERS)}")
+        check_planner(self.planner)
+        _require(self.effort in EFFORTS, f"effort={self.effort!r} is unknown: choose one of {sorted(EFFORTS)}")
 
     def _check_types(self) -> None:
         """Integers become Python's, which do not overflow; what is no integer is refused."""
@@ -147,7 +152,7 @@ class LayerConfig:
 
     @property
     def cost(self) -> CostModel:
-        """Prices of this layer's rows and experts."""
+        """Prices of this layer's rows and experts, as it moves them: each assignment by itself, pulls directly."""
         return CostModel.from_model(self.hidden, self.ffn, self.hardware)
 
     def cap_rows(self, num_assignments: int) -> int:

@@ -15,6 +15,7 @@ from topoep_jax.config import LayerConfig, Overflow
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
+from topoep_jax.plan.reference import DEFAULT_PLANNER
 from topoep_jax.routing import Forced, as_expert_idx
 from topoep_jax.topology import Topology
 
@@ -35,8 +36,8 @@ class MoE(nnx.Module):
         `jax.sharding.Mesh(devices, names)` makes them: `jax.make_mesh` makes Explicit ones, with which JAX wants to be
         told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
-      router, router_options, num_slots, planner, cap_factor, block_rows, chunks, overflow, transport, shared_ffn,
-        forced: see `LayerConfig`.
+      router, router_options, num_slots, planner, effort, cap_factor, block_rows, chunks, overflow, transport,
+        shared_ffn, forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
       topology: domain of each rank of `axis`; read from the mesh's devices where None.
@@ -60,7 +61,8 @@ class MoE(nnx.Module):
         router: str = "qwen3",
         router_options: dict[str, Any] | None = None,
         num_slots: int = 2,
-        planner: str = "topoep_paper",
+        planner: str = DEFAULT_PLANNER,
+        effort: str = "fast",
         cap_factor: float = 1.05,
         block_rows: int = 128,
         chunks: int = 1,
@@ -85,6 +87,7 @@ class MoE(nnx.Module):
             router_options=router_options or {},
             num_slots=num_slots,
             planner=planner,
+            effort=effort,
             cap_factor=cap_factor,
             block_rows=block_rows,
             chunks=chunks,

@@ -82,6 +82,7 @@ def moe_layer(
         cap_rows=config.cap_rows(num_assignments),
         block_rows=config.block_rows,
         planner=config.planner,
+        effort=config.effort,
     )
     slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
     y = planned_experts(

@@ -11,7 +11,7 @@ from absl import flags
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan import pulls
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, Hardware
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.problem import EFFORTS, Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
@@ -19,7 +19,6 @@ from topoep_jax.topology import Topology
 from topoep_jax.trace import read_trace
 
 HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
-EFFORTS = ("fast", "default", "full")
 _MAX_SKEW = 1e6
 _OF_SYNTHETIC_DEMAND = ("skew", "tokens", "router")
 _OF_TRACES = ("domains", "experts", "hidden", "ffn")
@@ -85,6 +84,7 @@ class Study:
             cap_rows=layer.cap_rows(mean_rows) if self.capped else None,
             block_rows=layer.block_rows,
             objective=self.objective,
+            effort=self.effort,
         )
 
     def describe(self) -> str:

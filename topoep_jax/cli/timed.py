@@ -64,6 +64,7 @@ def _compiled(planner: str, problem: Problem) -> Callable[[jax.Array], Plan]:
             cap_rows=problem.cap_rows,
             block_rows=problem.block_rows,
             planner=planner,
+            effort=problem.effort,
             objective=problem.objective,
             implementation="cpu",
         )

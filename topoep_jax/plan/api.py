@@ -1,17 +1,20 @@
 """`solve_plan`: checks the question, picks an implementation, and gives the answer the type that JAX expects."""
 
-from collections.abc import Callable
+import functools
+from collections.abc import Callable, Collection
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
+from absl import logging
 
 from topoep_jax import _compat
 from topoep_jax.plan import reference
-from topoep_jax.plan.cost import MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
-from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.baselines import BASELINES
+from topoep_jax.plan.cost import MAX_INSTANCES, MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
+from topoep_jax.plan.dedup import matches_demand
+from topoep_jax.plan.problem import EFFORTS, Problem
 from topoep_jax.plan.types import Plan
 from topoep_jax.topology import Topology
 
@@ -27,9 +30,11 @@ def solve_plan(
     num_slots: int,
     cap_rows: int | None = None,
     block_rows: int = 128,
-    planner: str = "topoep_paper",
+    planner: str = reference.DEFAULT_PLANNER,
+    effort: str = "default",
     objective: str = "bottleneck",
     implementation: str | None = None,
+    expert_idx: jax.Array | np.ndarray | None = None,
 ) -> Plan:
     """Chooses which experts to replicate, where, and how many assignments each instance executes for each source.
 
@@ -38,20 +43,24 @@ def solve_plan(
 
     Args:
       omega: int32 [R, E], assignments from each source rank to each expert; the sum must stay below 2^31.
-      topology: the domain of each of the R ranks. Static, as is everything below.
+      topology: the domain of each of the R ranks. Static, as is everything below but `expert_idx`.
       cost: sizes of the model and rates of the hardware.
       num_slots: N, replica slots per rank, 0..E - E/R.
       cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). Today's planners
         do not aim at it: `status` says whether it is met. None asks for none.
       block_rows: alignment of an instance's rows.
-      planner: "none" (no replicas) or "topoep_paper" (the paper's two-stage solver).
+      planner: "none" (no replicas), "topoep_paper" (the paper's two-stage solver), or one of `plan.baselines`, but for
+        "eplb" and "moonep", whose answers no layer can run.
+      effort: "fast", "default" or "full": how many candidates a planner that searches compares.
       objective: what `predicted_ps` means, "bottleneck" (busiest rank of each class of link) or "eq8" (the paper's).
       implementation: "cpu" (C++ inside the program) or "reference" (NumPy in a host callback). None takes what the
-        default backend runs without leaving the program.
+        default backend runs without leaving the program; for a baseline it takes its NumPy, and says so once.
+      expert_idx: int32 [R, T, K], the experts of every token of every rank, -1 for padding; `omega` is its histogram.
+        Given exactly where `cost.dedup`.
 
     Returns:
-      A `Plan` of int32 arrays. Demand that is only seen when the program runs and then is negative or too large
-      gives a plan with status BAD_INPUT | EMPTY and no quota.
+      A `Plan` of int32 arrays. Demand that is only seen when the program runs and then is negative, too large or not
+      that of the tokens gives a plan with status BAD_INPUT | EMPTY and no quota.
 
     Raises:
       ValueError: a shape, an option or (outside of a trace) the demand is wrong; the message names the value.
@@ -73,6 +82,8 @@ def solve_plan(
       [6, 6, 18, 10]
     """
     omega = _checked_omega(omega, topology)
+    expert_idx = _checked_tokens(expert_idx, omega, cost)
+    cost.check_ranks(topology.num_ranks)
     problem = Problem(
         topology=topology,
         cost=cost,
@@ -89,22 +100,31 @@ def solve_plan(
         else _checked_int("cap_rows", cap_rows, 0, _INT64_MAX, "None asks for no cap"),
         block_rows=_checked_int("block_rows", block_rows, 1, _INT32_MAX, "128 is the default"),
         objective=_checked_key("objective", objective, OBJECTIVES),
+        effort=_checked_key("effort", effort, EFFORTS),
     )
-    _checked_key("planner", planner, PLANNERS)
+    _check_instances(problem)
+    reference.check_planner(planner)
     if implementation is None:
-        implementation = _default_implementation()
+        implementation = _default_implementation(planner)
     solve = IMPLEMENTATIONS[_checked_key("implementation", implementation, IMPLEMENTATIONS)]
-    return _compat.vary_like(solve(omega, problem, planner), omega)
+    plan = _compat.vary_like(solve(omega, expert_idx, problem, planner), omega)
+    return plan if expert_idx is None else _compat.vary_like(plan, expert_idx)
 
 
-def _solve_reference(omega: jax.Array, problem: Problem, planner: str) -> Plan:
+def _solve_reference(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str) -> Plan:
+    def solve(demand: Any, tokens: Any) -> Plan:
+        return reference.solve(np.asarray(demand), problem, planner, None if tokens is None else np.asarray(tokens))
+
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), reference.refuse(problem))
-    return jax.pure_callback(
-        lambda demand: reference.solve(np.asarray(demand), problem, planner), shapes, omega, vmap_method="sequential"
-    )
+    return jax.pure_callback(solve, shapes, omega, expert_idx, vmap_method="sequential")
 
 
-def _solve_cpu(omega: jax.Array, problem: Problem, planner: str) -> Plan:
+def _solve_cpu(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str) -> Plan:
+    if planner in BASELINES:
+        raise ValueError(
+            f"implementation='cpu', but planner={planner!r} is a baseline in NumPy alone: leave implementation out, or"
+            " pass 'reference', to run it in a host callback"
+        )
     # Imported here so that the reference runs, and the library imports, without the extension.
     from topoep_jax import _native
 
@@ -117,17 +137,21 @@ def _solve_cpu(omega: jax.Array, problem: Problem, planner: str) -> Plan:
         block_rows=problem.block_rows,
         planner=planner,
         objective=problem.objective,
+        expert_idx=expert_idx,
     )
 
 
-IMPLEMENTATIONS: dict[str, Callable[[jax.Array, Problem, str], Plan]] = {
+IMPLEMENTATIONS: dict[str, Callable[[jax.Array, jax.Array | None, Problem, str], Plan]] = {
     "cpu": _solve_cpu,
     "reference": _solve_reference,
 }
 
 
-def _default_implementation() -> str:
-    """The implementation for the default backend, which must not leave the compiled program."""
+def _default_implementation(planner: str) -> str:
+    """The implementation for the default backend; only a baseline may leave the compiled program."""
+    if planner in BASELINES:
+        _announce_callback(planner)
+        return "reference"
     backend = jax.default_backend()
     reasons: list[Exception] = []
     if backend == "cpu":
@@ -145,6 +169,14 @@ def _default_implementation() -> str:
     raise ExceptionGroup(
         f"no planner implementation fits the backend {backend!r}; implementation='reference' works everywhere, slowly",
         reasons,
+    )
+
+
+@functools.cache
+def _announce_callback(planner: str) -> None:
+    logging.warning(
+        "planner=%r is a baseline in NumPy: each plan stops the program for a host callback, so do not time steps",
+        planner,
     )
 
 
@@ -175,9 +207,36 @@ def _checked_omega(omega: Any, topology: Topology) -> jax.Array:
     return jnp.asarray(omega, jnp.int32)
 
 
-def _is_readable(omega: Any) -> bool:
+def _checked_tokens(expert_idx: Any, omega: jax.Array, cost: CostModel) -> jax.Array | None:
+    """`expert_idx` as int32 after every check that can be made now; None where no token is priced."""
+    if not cost.dedup:
+        if expert_idx is not None:
+            raise ValueError(
+                "expert_idx is given, but cost.dedup is False, so nothing reads it: leave it out, or set cost.dedup"
+            )
+        return None
+    if not isinstance(expert_idx, jax.Array | np.ndarray):
+        raise ValueError(
+            "cost.dedup prices a token once per domain, which its experts decide: pass expert_idx, an int32 array"
+            f" [ranks, tokens, k] of all ranks, not {type(expert_idx).__name__}"
+        )
+    dtype, shape = expert_idx.dtype, expert_idx.shape
+    if len(shape) != 3 or shape[0] != omega.shape[0] or not jnp.issubdtype(dtype, jnp.integer):
+        raise ValueError(f"expert_idx is {dtype}{list(shape)}: expected int32 [{omega.shape[0]}, tokens, k]")
+    if _is_readable(expert_idx):
+        if _is_readable(omega) and not matches_demand(np.asarray(expert_idx), np.asarray(omega)):
+            raise ValueError(
+                "omega is not the histogram of expert_idx: count each rank's experts (0..E-1; -1 is padding, and not"
+                " counted), for instance with topoep_jax.demand.count_demand"
+            )
+    elif not np.can_cast(dtype, np.int32):
+        raise ValueError(f"expert_idx has dtype {dtype}, which may not fit int32: number experts in int32")
+    return jnp.asarray(expert_idx, jnp.int32)
+
+
+def _is_readable(values: Any) -> bool:
     """Whether this process can look at the values now."""
-    return not isinstance(omega, jax.core.Tracer) and getattr(omega, "is_fully_addressable", True)
+    return not isinstance(values, jax.core.Tracer) and getattr(values, "is_fully_addressable", True)
 
 
 def _check_demand(omega: np.ndarray) -> None:
@@ -192,6 +251,16 @@ def _check_demand(omega: np.ndarray) -> None:
         raise ValueError(f"the total demand {total} is not below 2^31={MAX_ROWS + 1}: plan smaller microbatches")
 
 
+def _check_instances(problem: Problem) -> None:
+    """Where instances are priced, no rank may have so many that 64-bit picoseconds could overflow."""
+    instances = problem.mains_per_rank + problem.num_slots
+    if (problem.cost.instance_ps or problem.cost.tile_rows) and instances > MAX_INSTANCES:
+        raise ValueError(
+            f"a rank has {instances} instances (E/R + num_slots), above the {MAX_INSTANCES} up to which instance_ps and"
+            " tile_rows can be priced: set both to 0, or use more ranks"
+        )
+
+
 def _max_slots(num_ranks: int, num_experts: int) -> int:
     return min(num_experts - num_experts // num_ranks, MAX_REPLICAS // num_ranks)
 
@@ -202,7 +271,7 @@ def _checked_int(name: str, value: Any, low: int, high: int, hint: str) -> int:
     return int(value)
 
 
-def _checked_key(name: str, value: str, known: dict[str, Any]) -> str:
+def _checked_key(name: str, value: str, known: Collection[str]) -> str:
     if value not in known:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {sorted(known)}")
     return value

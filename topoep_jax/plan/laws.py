@@ -4,27 +4,75 @@ The laws read a plan and the demand it answers, never the planner: they judge na
 alike. `EXEMPT` is the one table of planners that are allowed to break a law, with the reason.
 """
 
+from collections.abc import Callable
+from functools import partial
+
 import numpy as np
 
 from topoep_jax.plan import problem as problems
 from topoep_jax.plan import reference
-from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, picoseconds
+from topoep_jax.plan.cost import OBJECTIVES, picoseconds
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.types import Plan, Status
 
 EXEMPT: dict[str, dict[str, str]] = {
     "none": {},
     "topoep_paper": {"never_worse": "the paper fills slots to save traffic without looking at load, and may lose"},
+    "eplb": {
+        "slots": "experts move: a rank holds any E/R + N of them, and mains may be missing; evaluation only",
+        "benefit": "copies are placed by load; domains are unknown to it",
+        "never_worse": "balances load and ignores traffic and pulls",
+    },
+    "eplb_fixed_main": {"never_worse": "fills every slot by load, whatever the pulls cost"},
+    "fastermoe": {
+        "benefit": "a shadow goes to every rank that has rows for it, regardless of its domain's demand",
+        "never_worse": "prices one expert at a time on one link, not the busiest rank",
+    },
+    "flexmoe": {
+        "benefit": "weighs pulls only in the time of the slowest rank",
+        "never_worse": "lowers the largest sum over one rank, not the sum of the largest terms",
+    },
+    "ultraep": {"never_worse": "balances load and ignores pulls"},
+    "moonep": {
+        "slots": "exact balance needs up to E/R slots per rank, whatever N is; its draft is scored, not finished",
+        "benefit": "balances load without looking at traffic",
+        "never_worse": "pays any number of pulls for exact balance",
+    },
+    "llep": {
+        "benefit": "spills to the least loaded rank, in any domain",
+        "never_worse": "balances load and ignores traffic and pulls",
+    },
+    "lplb": {
+        "benefit": "its mirrors are a fixed graph across domains",
+        "never_worse": "minimises the largest row count only",
+    },
+    "echo": {"benefit": "fills cold ranks wherever they are", "never_worse": "balances row counts only"},
+    "taot": {"benefit": "topology is a preference, not a condition", "never_worse": "balances row counts first"},
+    "placemoe": {
+        "benefit": "fills all slots; does not price pulls",
+        "never_worse": "does not price pulls, which it expects to keep for many steps",
+    },
+    "metro": {"never_worse": "balances activated experts, not rows"},
 }
-"""Law -> reason, for each planner."""
+"""Law -> reason, for each planner. `lplb` and `taot` calculate in floats: determinism binds them per machine."""
 
 
 class LawError(ValueError):
     """A plan breaks a law; the message names the rank, the expert and the values."""
 
 
-def check_plan(plan: Plan, omega: np.ndarray, problem: Problem, planner: str, *, again: Plan | None = None) -> None:
+def check_plan(
+    plan: Plan,
+    omega: np.ndarray,
+    problem: Problem,
+    planner: str,
+    *,
+    again: Plan | None = None,
+    expert_idx: np.ndarray | None = None,
+) -> None:
     """Checks every law that binds `planner`; determinism too if `again` is another answer to the same question.
+
+    `expert_idx` (int [R, T, K]) is needed where `problem.cost.dedup`.
 
     Raises:
       LawError: the first law that is broken.
@@ -33,17 +81,17 @@ def check_plan(plan: Plan, omega: np.ndarray, problem: Problem, planner: str, *,
     well_formed(plan, omega, problem)
     if again is not None:
         determinism(plan, again)
-    if bad_input(plan, omega, problem):
+    if bad_input(plan, omega, problem, expert_idx):
         return
-    checks = {
+    checks: dict[str, Callable[[Plan, np.ndarray, Problem], None]] = {
         "slots": slots,
         "reachability": reachability,
         "conservation": conservation,
         "benefit": benefit,
         "no_idle_replica": no_idle_replica,
-        "never_worse": never_worse,
+        "never_worse": partial(never_worse, expert_idx=expert_idx),
         "capacity": capacity,
-        "bookkeeping": bookkeeping,
+        "bookkeeping": partial(bookkeeping, expert_idx=expert_idx),
     }
     for name, check in checks.items():
         if name not in EXEMPT[planner]:
@@ -136,9 +184,9 @@ def determinism(plan: Plan, again: Plan) -> None:
             )
 
 
-def never_worse(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
+def never_worse(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> None:
     """Law 7: the plan is predicted to take no longer than the empty plan, unless only the plan can meet the cap."""
-    empty = _empty_plan(omega, problem)
+    empty = _empty_plan(omega, problem, expert_idx)
     ours, theirs = picoseconds(plan.predicted_ps), picoseconds(empty.predicted_ps)
     if ours > theirs and problems.meets_cap(np.asarray(empty.quota), problem):
         raise LawError(
@@ -159,7 +207,7 @@ def capacity(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
         )
 
 
-def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
+def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> None:
     """What the plan says of itself is true: rank_load, predicted_ps, EMPTY and OVER_EMPTY_COST."""
     load = plan.quota.sum(axis=(0, 2), dtype=np.int64)
     wrong = np.flatnonzero(plan.rank_load != load)
@@ -167,10 +215,10 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
         rank = wrong[0]
         raise LawError(f"bookkeeping: rank_load[{rank}]={plan.rank_load[rank]}, but its quotas sum to {load[rank]}")
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
-    counted = OBJECTIVES[problem.objective](slot_expert, quota, problem.topology, problem.cost)
+    counted = OBJECTIVES[problem.objective](slot_expert, quota, problem.topology, problem.cost, expert_idx)
     if picoseconds(plan.predicted_ps) != counted:
         raise LawError(f"bookkeeping: predicted_ps={picoseconds(plan.predicted_ps)}, but a recount gives {counted}")
-    empty = _empty_plan(omega, problem)
+    empty = _empty_plan(omega, problem, expert_idx)
     status = Status(int(plan.status)) & ~Status.CAP_MET
     expected = Status(0)
     if (plan.slot_expert < 0).all():
@@ -181,13 +229,13 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
         raise LawError(f"bookkeeping: status is {status!r} besides CAP_MET, expected {expected!r}")
 
 
-def bad_input(plan: Plan, omega: np.ndarray, problem: Problem) -> bool:
+def bad_input(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> bool:
     """Whether the demand is bad; then the plan must refuse it, and no other law applies.
 
     Raises:
       LawError: good demand was refused, or bad demand was not.
     """
-    bad = bool((omega < 0).any()) or int(omega.sum(dtype=np.int64)) > MAX_ROWS
+    bad = reference.is_bad(omega, problem, expert_idx)
     if bool(int(plan.status) & Status.BAD_INPUT) != bad:
         raise LawError(
             f"bad input: status is {Status(int(plan.status))!r}, but the demand has minimum {omega.min()} and total"
@@ -213,5 +261,5 @@ def instance_experts(plan: Plan, problem: Problem) -> np.ndarray:
     return np.concatenate([mains, plan.slot_expert], axis=1)
 
 
-def _empty_plan(omega: np.ndarray, problem: Problem) -> Plan:
-    return reference.solve(omega, problem, "none")
+def _empty_plan(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None) -> Plan:
+    return reference.solve(omega, problem, "none", expert_idx)

@@ -8,6 +8,9 @@ import numpy as np
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.topology import Topology
 
+EFFORTS = ("fast", "default", "full")
+"""How long a planner that searches may search: fewest candidates first."""
+
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -21,6 +24,7 @@ class Problem:
       cap_rows: bound on a rank's aligned rows, or None.
       block_rows: the rows of an active instance are rounded up to a multiple of this.
       objective: key of `cost.OBJECTIVES`.
+      effort: one of `EFFORTS`; only the planner "topoep" reads it.
     """
 
     topology: Topology
@@ -30,6 +34,7 @@ class Problem:
     cap_rows: int | None
     block_rows: int
     objective: str
+    effort: str = "default"
 
     @property
     def mains_per_rank(self) -> int:

@@ -2,24 +2,55 @@
 
 Ties always go to the smaller index. While it plans, a planner works on a dense `Draft`; `finish` turns any draft into a
 `Plan`, so slots, loads, predicted time and status have one definition.
+
+Tokens (`expert_idx`, int32 [R, T, K], -1 for padding) are given exactly where `cost.dedup` prices them.
 """
 
 import numpy as np
 
+from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, split_picoseconds
+from topoep_jax.plan.dedup import matches_demand
 from topoep_jax.plan.paper import topoep_paper
 from topoep_jax.plan.problem import Draft, Planner, Problem, meets_cap, none
 from topoep_jax.plan.types import Plan, Status
 
-PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper}
+PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper, **BASELINES}
+
+DEFAULT_PLANNER = "topoep_paper"
+
+SCORED_ONLY = {
+    "eplb": "it moves experts away from their main ranks",
+    "moonep": "it takes up to E/R slots per rank, whatever num_slots is",
+}
+"""Planners whose drafts no `Plan` can hold, with the reason; `evaluate.evaluate` scores them."""
 
 
-def solve(omega: np.ndarray, problem: Problem, planner: str) -> Plan:
+def check_planner(planner: str) -> None:
+    """Raises ValueError if no layer can run the answers of `planner`."""
+    if planner not in PLANNERS:
+        runnable = sorted(set(PLANNERS) - set(SCORED_ONLY))
+        raise ValueError(f"planner={planner!r} is unknown: choose one of {runnable}")
+    if planner in SCORED_ONLY:
+        raise ValueError(
+            f"planner={planner!r} makes drafts that no layer can run ({SCORED_ONLY[planner]}): score them with"
+            f" topoep_jax.plan.evaluate.evaluate, or run `topoep plan --planner={planner}`"
+        )
+
+
+def solve(omega: np.ndarray, problem: Problem, planner: str, expert_idx: np.ndarray | None = None) -> Plan:
     """Plans `omega` (int32 [R, E]); bad demand gives `BAD_INPUT`, since a compiled program cannot raise."""
     omega = np.asarray(omega).astype(np.int64)
-    if (omega < 0).any() or omega.sum() > MAX_ROWS:
+    if is_bad(omega, problem, expert_idx):
         return refuse(problem)
-    return finish(PLANNERS[planner](omega, problem), omega, problem)
+    return finish(PLANNERS[planner](omega, problem), omega, problem, expert_idx)
+
+
+def is_bad(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None) -> bool:
+    """Whether demand is negative or 2^31 or more in all, or is not that of the tokens where these are priced."""
+    if (omega < 0).any() or omega.sum(dtype=np.int64) > MAX_ROWS:
+        return True
+    return problem.cost.dedup and expert_idx is not None and not matches_demand(expert_idx, omega)
 
 
 def refuse(problem: Problem) -> Plan:
@@ -34,18 +65,18 @@ def refuse(problem: Problem) -> Plan:
     )
 
 
-def finish(draft: Draft, omega: np.ndarray, problem: Problem) -> Plan:
+def finish(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> Plan:
     """Drops replicas without rows, fills slots in ascending expert id, and states load, predicted time and status."""
     slot_expert, quota = _fill_slots(draft, problem)
     empty_slots, empty_quota = _fill_slots(none(omega, problem), problem)
     objective = OBJECTIVES[problem.objective]
-    predicted = objective(slot_expert, quota, problem.topology, problem.cost)
+    predicted = objective(slot_expert, quota, problem.topology, problem.cost, expert_idx)
     status = Status(0)
     if meets_cap(quota, problem):
         status |= Status.CAP_MET
     if (slot_expert < 0).all():
         status |= Status.EMPTY
-    empty_predicted = objective(empty_slots, empty_quota, problem.topology, problem.cost)
+    empty_predicted = objective(empty_slots, empty_quota, problem.topology, problem.cost, expert_idx)
     if meets_cap(empty_quota, problem) and predicted > empty_predicted:
         status |= Status.OVER_EMPTY_COST
     return Plan(
