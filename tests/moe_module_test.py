@@ -277,6 +277,7 @@ BAD_CONFIGS = [
     ({"cap_factor": float("inf")}, "cap_factor=inf must be a finite positive number"),
     ({"router": "gpt"}, "router='gpt' is unknown"),
     ({"planner": "magic"}, "planner='magic' is unknown"),
+    ({"effort": "heroic"}, "effort='heroic' is unknown"),
     ({"overflow": "ignore"}, "overflow='ignore' must be"),
     ({"transport": "pigeon"}, "transport='pigeon' is not known"),
     ({"chunks": 3}, "chunks=3 must be 1 or 2"),

@@ -52,6 +52,7 @@ PROGRAMS = [
     Program("no_node_glm", layer(Topology.uniform(8, 1), 8, 2, 1, router="glm4", router_options=GLM), 37),
     Program("nodes_32", layer(Topology.uniform(4, 8), 64, 4, 2, ffn=4), 13),
     Program("one_main_none", layer(Topology.uniform(4, 8), 32, 3, 4, planner="none", block_rows=4), 11, least_passes=2),
+    Program("nodes_ultraep", layer(NODES, 16, 3, 2, planner="ultraep"), 37),
     Program("nodes_bf16", layer(NODES, 16, 3, 2, shared_ffn=12), 37, dtype="bfloat16"),
     Program("overflow_bf16", layer(NODES, 16, 3, 2, cap_factor=0.05, block_rows=4), 37, "bfloat16", least_passes=2),
 ]
