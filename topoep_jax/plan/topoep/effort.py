@@ -1,0 +1,136 @@
+"""How hard planner `topoep` searches: which candidates it builds, and how it improves each of them."""
+
+import dataclasses
+import enum
+
+from topoep_jax.topology import Topology
+
+UNLIMITED = 2**31 - 1
+"""`Candidate.own` of a main rank that may send any number of copies."""
+NO_SPREAD = -1
+"""`Candidate.spread` of a candidate whose copies stay where the domains put them."""
+
+
+class Kind(enum.IntEnum):
+    """What a round of improvement moves rows away from."""
+
+    LOAD = 0
+    """Ranks with much to compute."""
+    INBOUND = 1
+    """Ranks that receive many rows from other domains."""
+    HOME = 2
+    """Ranks that receive rows from a domain that has an instance itself."""
+    NEARBY = 3
+    """Ranks that receive many rows from their own domain."""
+
+
+LOAD, INBOUND, HOME, NEARBY = Kind
+
+
+@dataclasses.dataclass(frozen=True)
+class Candidate:
+    """One way to place replicas.
+
+    Attributes:
+      own: at most so many copies of a rank's mains leave its domain.
+      inbound: serve remote experts until their main rank receives so many sixteenths of the mean inbound rows; 0 serves
+        all that pay.
+      sixteenths: share of a domain's slots given to remote experts; 0 is the empty plan.
+      spread: permille above the fair load from which ranks spill over to any rank with a free slot, or `NO_SPREAD`.
+    """
+
+    own: int
+    inbound: int
+    sixteenths: int
+    spread: int
+
+
+EMPTY = Candidate(own=UNLIMITED, inbound=0, sixteenths=0, spread=NO_SPREAD)
+
+
+@dataclasses.dataclass(frozen=True)
+class Effort:
+    """A step of effort: the grid of candidates and the rounds of improvement.
+
+    Attributes:
+      own: half copies per other domain, or None for `UNLIMITED`; values below one copy are left out.
+      inbound: as in `Candidate`.
+      sixteenths: as in `Candidate`, all above 0.
+      spread: as in `Candidate`.
+      empty_spread: the spreads of candidates that start from the empty plan.
+      thrifty: rounds of the first phase, which also pays for the mean traffic between domains.
+      eager: rounds of the second phase, which looks at the objective alone.
+      paper: whether the paper's plan is an entry too.
+    """
+
+    own: tuple[int | None, ...]
+    inbound: tuple[int, ...]
+    sixteenths: tuple[int, ...]
+    spread: tuple[int, ...]
+    empty_spread: tuple[int, ...]
+    thrifty: tuple[Kind, ...]
+    eager: tuple[Kind, ...]
+    paper: bool
+
+
+EFFORTS: dict[str, Effort] = {
+    "fast": Effort(
+        own=(None, 2),
+        inbound=(0, 6),
+        sixteenths=(8, 13, 16),
+        spread=(NO_SPREAD, 10),
+        empty_spread=(0, 40),
+        thrifty=(LOAD, INBOUND) * 2,
+        eager=(LOAD, INBOUND),
+        paper=False,
+    ),
+    "default": Effort(
+        own=(None, 6, 4, 2, 1),
+        inbound=(0, 4, 8),
+        sixteenths=(4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16),
+        spread=(NO_SPREAD, 10),
+        empty_spread=(0, 20, 40, 60, 80, 100, 120),
+        thrifty=(LOAD, INBOUND) * 5 + (HOME, HOME),
+        eager=(LOAD, INBOUND) * 4,
+        paper=True,
+    ),
+    "full": Effort(
+        own=(None, 6, 4, 2, 1),
+        inbound=(0, 2, 4, 8, 12, 16),
+        sixteenths=tuple(range(1, 17)),
+        spread=(NO_SPREAD, 10),
+        empty_spread=(0, 20, 40, 60, 80, 100, 120),
+        thrifty=(LOAD, INBOUND) * 7 + (HOME, HOME),
+        eager=(LOAD, INBOUND) * 6,
+        paper=True,
+    ),
+}
+"""Every step of effort by name, from quick to thorough."""
+
+
+def candidates(topology: Topology, num_slots: int, effort: Effort) -> tuple[Candidate, ...]:
+    """The candidates in order, the empty plan first; those that could not differ from an earlier one are left out."""
+    if num_slots == 0 or topology.num_ranks == 1:
+        return (EMPTY,)
+    others = max(1, topology.num_domains - 1)
+    limits = [UNLIMITED if halves is None else others * halves // 2 for halves in effort.own]
+    own = [limit for limit in dict.fromkeys(limits) if limit >= 1]
+    by_share = {served_experts(topology, num_slots, share): share for share in reversed(effort.sixteenths)}
+    sixteenths = [share for share in effort.sixteenths if share in by_share.values()]
+    return (
+        EMPTY,
+        *(Candidate(UNLIMITED, 0, 0, spread) for spread in effort.empty_spread),
+        *(
+            Candidate(limit, target, share, spread)
+            for limit in own
+            for target in effort.inbound
+            for share in sixteenths
+            for spread in effort.spread
+        ),
+    )
+
+
+def served_experts(topology: Topology, num_slots: int, sixteenths: int) -> tuple[int, ...]:
+    """K_d, the most remote experts that each domain serves."""
+    sizes = [len(topology.ranks_of_domain(domain)) for domain in range(topology.num_domains)]
+    return tuple(-(-sixteenths * size * num_slots // 16) for size in sizes)

@@ -1,0 +1,97 @@
+"""Many plans of one problem at once, with their slots in the order in which they were filled."""
+
+import dataclasses
+from collections.abc import Sequence
+
+import numpy as np
+
+from topoep_jax.plan.problem import Draft
+from topoep_jax.plan.topoep.facts import NOWHERE, Facts
+
+
+@dataclasses.dataclass
+class Plans:
+    """C plans under construction.
+
+    Attributes:
+      slot_expert: int64 [C, R, N], `NOWHERE` where a slot is free.
+      quota: int64 [C, R, R, J], rows by [plan, source, rank, instance].
+    """
+
+    slot_expert: np.ndarray
+    quota: np.ndarray
+
+    @classmethod
+    def empty(cls, facts: Facts, count: int) -> "Plans":
+        """`count` times the empty plan."""
+        num_ranks, mains, slots = facts.num_ranks, facts.problem.mains_per_rank, facts.problem.num_slots
+        quota = np.zeros((count, num_ranks, num_ranks, mains + slots), np.int64)
+        quota[..., :mains] = facts.omega.reshape(num_ranks, num_ranks, mains)
+        return cls(np.full((count, num_ranks, slots), NOWHERE, np.int64), quota)
+
+    @classmethod
+    def of(cls, facts: Facts, draft: Draft) -> "Plans":
+        """One plan from a draft that moves no main; slots in ascending order, those without rows left out."""
+        plan = cls.empty(facts, 1)
+        mains = facts.problem.mains_per_rank
+        for rank in range(facts.num_ranks):
+            own = facts.main_rank == rank
+            replicas = np.flatnonzero(draft.holds[rank] & ~own & (draft.quota[:, rank].sum(axis=1) > 0))
+            plan.slot_expert[0, rank, : replicas.size] = replicas
+            plan.quota[0, :, rank, :mains] = draft.quota[own, rank].T
+            plan.quota[0, :, rank, mains : mains + replicas.size] = draft.quota[replicas, rank].T
+        return plan
+
+    @classmethod
+    def joined(cls, parts: Sequence["Plans"]) -> "Plans":
+        """The plans of all `parts`, one after the other."""
+        return cls(np.concatenate([p.slot_expert for p in parts]), np.concatenate([p.quota for p in parts]))
+
+    def __len__(self) -> int:
+        return len(self.slot_expert)
+
+    def at(self, index: np.ndarray) -> "Plans":
+        """A copy of the plans at `index`."""
+        return Plans(self.slot_expert[index], self.quota[index])
+
+    def put(self, index: np.ndarray, plans: "Plans") -> None:
+        """Replaces the plans at `index`."""
+        self.slot_expert[index] = plans.slot_expert
+        self.quota[index] = plans.quota
+
+    def rows(self) -> np.ndarray:
+        """int64 [C, R, J], rows of each instance."""
+        return self.quota.sum(axis=1)
+
+    def experts(self) -> np.ndarray:
+        """int64 [C, R, J], expert of each instance, mains first."""
+        count, num_ranks, _ = self.slot_expert.shape
+        mains = self.quota.shape[3] - self.slot_expert.shape[2]
+        own = np.arange(num_ranks * mains).reshape(num_ranks, mains)
+        return np.concatenate([np.broadcast_to(own, (count, num_ranks, mains)), self.slot_expert], axis=2)
+
+    def instance_of(self, num_experts: int) -> np.ndarray:
+        """int64 [C, R, E], which instance of a rank holds an expert, or `NOWHERE`."""
+        experts = self.experts()
+        result = np.full((*experts.shape[:2], num_experts), NOWHERE, np.int64)
+        plan, rank, instance = np.nonzero(experts >= 0)
+        result[plan, rank, experts[plan, rank, instance]] = instance
+        return result
+
+    def free_idle_slots(self) -> None:
+        """Frees the slots without rows: they would be pulled for nothing."""
+        mains = self.quota.shape[3] - self.slot_expert.shape[2]
+        self.slot_expert[self.rows()[..., mains:] == 0] = NOWHERE
+
+    def draft(self, index: int, facts: Facts) -> Draft:
+        """One of the plans as a draft."""
+        experts = self.experts()[index]
+        draft = Draft(
+            np.zeros((facts.num_ranks, facts.num_experts), bool),
+            np.zeros((facts.num_experts, facts.num_ranks, facts.num_ranks), np.int64),
+        )
+        rank, instance = np.nonzero(experts >= 0)
+        expert = experts[rank, instance]
+        draft.holds[rank, expert] = True
+        draft.quota[expert, rank] = self.quota[index][:, rank, instance].T
+        return draft
