@@ -1,11 +1,16 @@
 """Loads the C++ extension, registers its XLA FFI targets once, and wraps each in a typed Python function."""
 
+import dataclasses
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.topoep.effort import EFFORTS, candidates
 from topoep_jax.plan.types import Plan
+from topoep_jax.topology import Topology
 
 try:
     from topoep_jax import _xla_ffi
@@ -18,7 +23,7 @@ except ImportError as error:
 TARGETS = {"topoep_plan": "cpu"}
 """Platform of each FFI target of the extension."""
 
-PLANNER_IDS = {"none": 0, "topoep_paper": 1}
+PLANNER_IDS = {"none": 0, "topoep_paper": 1, "topoep": 2}
 """`enum Planner` of xla_ffi/plan/plan.h."""
 
 PULL_IDS = {"direct": 0, "relayed": 1, "striped": 2, "best": 3}
@@ -41,11 +46,14 @@ def plan(
     block_rows: int,
     planner: str,
     objective: str,
+    effort: str = "default",
     expert_idx: jax.Array | None = None,
+    num_threads: int = 1,
 ) -> Plan:
     """The C++ planner on demand `omega` (int32 [R, E]) and, exactly where `cost.dedup`, its tokens (int32 [R, T, K]).
 
-    `api.solve_plan` checks the arguments and explains them.
+    `api.solve_plan` checks the arguments and explains them. `num_threads` lanes share each candidate of planner `topoep`,
+    whose plan does not depend on them.
 
     Raises:
       jax.errors.JaxRuntimeError: when it runs, if shapes or attributes contradict each other.
@@ -57,6 +65,7 @@ def plan(
     call = jax.ffi.ffi_call(
         "topoep_plan", [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes], vmap_method="sequential"
     )
+    search = _search(planner, effort, Topology(domain_of_rank), num_slots)
     outputs = call(
         omega,
         jnp.zeros((num_ranks, 0, 0), jnp.int32) if expert_idx is None else expert_idx,
@@ -76,5 +85,23 @@ def plan(
         rank_speed=np.array(cost.rank_speed or (), np.int32),
         dedup=cost.dedup,
         pulls=PULL_IDS[cost.pulls],
+        num_threads=num_threads,
+        **search,
     )
     return Plan(*outputs)
+
+
+def _search(planner: str, effort: str, topology: Topology, num_slots: int) -> dict[str, Any]:
+    """The attributes that tell planner `topoep` what to try; the others try nothing."""
+    if planner != "topoep":
+        none, no_kind = np.zeros(0, np.int64), np.zeros(0, np.int32)
+        return {"candidates": none, "thrifty": no_kind, "eager": no_kind, "fill_moves": 0, "paper": False}
+    step = EFFORTS[effort]
+    fields = [dataclasses.astuple(candidate) for candidate in candidates(topology, num_slots, step)]
+    return {
+        "candidates": np.array(fields, np.int64).ravel(),
+        "thrifty": np.array(step.thrifty, np.int32),
+        "eager": np.array(step.eager, np.int32),
+        "fill_moves": step.fill_moves,
+        "paper": step.paper,
+    }

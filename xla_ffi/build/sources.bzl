@@ -14,7 +14,16 @@ PLAN_HDRS = [
     "xla_ffi/plan/plan.h",
     "xla_ffi/plan/pulls.h",
     "xla_ffi/plan/solver.h",
+    "xla_ffi/plan/topoep/candidate.h",
+    "xla_ffi/plan/topoep/context.h",
+    "xla_ffi/plan/topoep/fill.h",
+    "xla_ffi/plan/topoep/improve.h",
+    "xla_ffi/plan/topoep/search.h",
+    "xla_ffi/plan/topoep/select.h",
+    "xla_ffi/plan/topoep/split.h",
+    "xla_ffi/plan/topoep/spread.h",
     "xla_ffi/team/team.h",
+    "xla_ffi/team/thread_team.h",
 ]
 
 PLAN_SRCS = [
@@ -22,6 +31,7 @@ PLAN_SRCS = [
     "xla_ffi/plan/finish.cc",
     "xla_ffi/plan/paper.cc",
     "xla_ffi/plan/solver.cc",
+    "xla_ffi/plan/topoep/search.cc",
 ]
 
 MODULE_SRCS = [

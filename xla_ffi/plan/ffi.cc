@@ -8,9 +8,11 @@
 #include <initializer_list>
 #include <limits>
 #include <string>
+#include <vector>
 
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/solver.h"
+#include "xla_ffi/plan/topoep/search.h"
 
 namespace topoep {
 namespace {
@@ -21,6 +23,8 @@ using Int32s = ffi::Buffer<ffi::S32>;
 using Dimensions = ffi::Span<const int64_t>;
 
 constexpr int64_t kInt32Max = std::numeric_limits<int32_t>::max();
+constexpr int64_t kCandidateFields = 5;
+constexpr int64_t kMaxSetting = int64_t{1} << 20;
 constexpr int64_t kInt64Max = std::numeric_limits<int64_t>::max();
 
 std::string Text(Dimensions dimensions) {
@@ -71,7 +75,7 @@ ffi::Error CheckCost(const Cost& cost, int64_t num_ranks, int64_t num_speeds, in
   int64_t slowest_rank = kNominalSpeed;
   for (int64_t r = 0; r < num_speeds; ++r) {
     const int64_t speed = cost.rank_speed[r];
-    if (speed < 1) return CheckRange("rank_speed", speed, 1, kInt32Max);
+    if (speed < 1 || speed > kMaxSpeed) return CheckRange("rank_speed", speed, 1, kMaxSpeed);
     slowest_rank = std::min(slowest_rank, speed);
   }
   if (cost.tile_rows < 0 || cost.tile_rows > kMaxRows) return CheckRange("tile_rows", cost.tile_rows, 0, kMaxRows);
@@ -89,12 +93,47 @@ ffi::Error CheckCost(const Cost& cost, int64_t num_ranks, int64_t num_speeds, in
   });
 }
 
+// The bounds keep products of a field and rows inside 64 bits.
+ffi::Error CheckEffort(Planner planner, ffi::Span<const int64_t> candidates, ffi::Span<const int32_t> thrifty,
+                       ffi::Span<const int32_t> eager, int64_t fill_moves, int64_t num_threads) {
+  const int64_t num_fields = static_cast<int64_t>(candidates.size());
+  const int64_t least = planner == Planner::kTopoep ? kCandidateFields : 0;
+  if (num_fields % kCandidateFields != 0) return ffi::Error::InvalidArgument("topoep_plan: candidates are cut off");
+  if (ffi::Error error = FirstOf({CheckRange("entries of candidates", num_fields, least, kCandidateFields << 16),
+                                  CheckRange("fill_moves", fill_moves, 0, kMaxSetting),
+                                  CheckRange("num_threads", num_threads, 1, 256)});
+      error.failure()) {
+    return error;
+  }
+  for (int64_t i = 0; i < num_fields; ++i) {
+    const bool is_share = i % kCandidateFields == 2;
+    const bool is_own = i % kCandidateFields == 0;
+    if (ffi::Error error = CheckRange("a candidate's field", candidates[i], is_share ? 0 : -1,
+                                      is_share ? 16
+                                      : is_own ? kInt32Max
+                                               : kMaxSetting);
+        error.failure()) {
+      return error;
+    }
+  }
+  for (const auto& kinds : {thrifty, eager}) {
+    for (const int32_t kind : kinds) {
+      if (ffi::Error error = CheckRange("kind of a round", kind, 0, static_cast<int64_t>(Kind::kNearby));
+          error.failure())
+        return error;
+    }
+  }
+  return ffi::Error::Success();
+}
+
 ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_expert, ffi::Result<Int32s> quota,
                       ffi::Result<Int32s> rank_load, ffi::Result<Int32s> predicted_ps, ffi::Result<Int32s> status,
                       ffi::Span<const int32_t> domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
                       int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes, int64_t row_ps,
                       int64_t inter_fs_per_byte, int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
-                      ffi::Span<const int32_t> rank_speed, bool dedup, int64_t pulls) {
+                      ffi::Span<const int32_t> rank_speed, bool dedup, int64_t pulls,
+                      ffi::Span<const int64_t> candidates, ffi::Span<const int32_t> thrifty,
+                      ffi::Span<const int32_t> eager, int64_t fill_moves, bool paper, int64_t num_threads) {
   const Cost cost{expert_bytes,
                   token_bytes,
                   row_ps,
@@ -111,7 +150,7 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
   const int64_t mains = num_experts / num_ranks;
   if (ffi::Error error = FirstOf({
           CheckRange("num_slots", num_slots, 0, std::min(num_experts - mains, kMaxReplicas / num_ranks)),
-          CheckRange("planner", planner, 0, static_cast<int64_t>(Planner::kTopoepPaper)),
+          CheckRange("planner", planner, 0, static_cast<int64_t>(Planner::kTopoep)),
           CheckRange("objective", objective, 0, static_cast<int64_t>(Objective::kEq8)),
           CheckRange("cap_rows", cap_rows, kNoCap, kInt64Max),
           CheckRange("block_rows", block_rows, 1, kInt32Max),
@@ -125,6 +164,24 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
       error.failure()) {
     return error;
   }
+  if (ffi::Error error =
+          CheckEffort(static_cast<Planner>(planner), candidates, thrifty, eager, fill_moves, num_threads);
+      error.failure()) {
+    return error;
+  }
+  std::vector<Candidate> settings;
+  for (size_t i = 0; i + kCandidateFields <= candidates.size(); i += kCandidateFields) {
+    const int64_t* fields = candidates.begin() + i;
+    settings.push_back({fields[0], fields[1], fields[2], fields[3], fields[4]});
+  }
+  const Effort effort{settings.data(),
+                      static_cast<int32_t>(settings.size()),
+                      thrifty.begin(),
+                      static_cast<int32_t>(thrifty.size()),
+                      eager.begin(),
+                      static_cast<int32_t>(eager.size()),
+                      static_cast<int32_t>(fill_moves),
+                      paper};
   // Without de-duplication there are no tokens to follow: any three dimensions do.
   const Dimensions tokens = expert_idx.dimensions();
   if (tokens.size() != 3) return ffi::Error::InvalidArgument("topoep_plan: expert_idx has shape " + Text(tokens));
@@ -149,7 +206,9 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
                         static_cast<Objective>(objective),
                         dedup ? static_cast<int32_t>(tokens[1]) : 0,
                         dedup ? static_cast<int32_t>(tokens[2]) : 0,
-                        dedup ? expert_idx.typed_data() : nullptr};
+                        dedup ? expert_idx.typed_data() : nullptr,
+                        &effort,
+                        static_cast<int32_t>(num_threads)};
   Solve(problem, Plan{slot_expert->typed_data(), quota->typed_data(), rank_load->typed_data(),
                       predicted_ps->typed_data(), status->typed_data()});
   return ffi::Error::Success();
@@ -182,4 +241,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPlan, topoep::PlanOnHost,
                                   .Attr<int64_t>("tile_rows")
                                   .Attr<xla::ffi::Span<const int32_t>>("rank_speed")
                                   .Attr<bool>("dedup")
-                                  .Attr<int64_t>("pulls"));
+                                  .Attr<int64_t>("pulls")
+                                  .Attr<xla::ffi::Span<const int64_t>>("candidates")
+                                  .Attr<xla::ffi::Span<const int32_t>>("thrifty")
+                                  .Attr<xla::ffi::Span<const int32_t>>("eager")
+                                  .Attr<int64_t>("fill_moves")
+                                  .Attr<bool>("paper")
+                                  .Attr<int64_t>("num_threads"));

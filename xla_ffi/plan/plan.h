@@ -8,13 +8,15 @@
 
 #include <cstdint>
 
+#include "xla_ffi/team/team.h"
+
 namespace topoep {
 
 inline constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;  // of total demand: counts of rows fit int32
 inline constexpr int64_t kMaxReplicas = int64_t{1} << 16;    // R x N: bounds the bytes of all pulls
 inline constexpr int64_t kNoCap = -1;
 
-enum class Planner : int64_t { kNone = 0, kTopoepPaper = 1 };
+enum class Planner : int64_t { kNone = 0, kTopoepPaper = 1, kTopoep = 2 };
 enum class Objective : int64_t { kBottleneck = 0, kEq8 = 1 };
 
 // How a replica's parameters travel; see topoep_jax/plan/pulls.py.
@@ -36,6 +38,8 @@ struct Cost {
   Pulls pulls = Pulls::kDirect;
 };
 
+struct Effort;  // of planner kTopoep; see topoep/search.h
+
 struct Problem {
   int32_t num_ranks;
   int32_t num_experts;  // a multiple of num_ranks
@@ -51,15 +55,17 @@ struct Problem {
   int32_t num_tokens = 0;               // T, of each rank; 0 unless cost.dedup
   int32_t top_k = 0;                    // K
   const int32_t* expert_idx = nullptr;  // [R, T, K], every token's experts; -1 for none
+  const Effort* effort = nullptr;       // where the planner is kTopoep
+  int32_t num_threads = 1;              // lanes of kTopoep; the plan does not depend on them
 
-  int32_t MainsPerRank() const { return num_experts / num_ranks; }
-  int32_t InstancesPerRank() const { return MainsPerRank() + num_slots; }
-  int32_t MainRank(int32_t expert) const { return expert / MainsPerRank(); }
-  int32_t DomainOfExpert(int32_t expert) const { return domain_of_rank[MainRank(expert)]; }
-  int64_t NumQuotas() const { return int64_t{num_ranks} * num_ranks * InstancesPerRank(); }
+  TOPOEP_BODY int32_t MainsPerRank() const { return num_experts / num_ranks; }
+  TOPOEP_BODY int32_t InstancesPerRank() const { return MainsPerRank() + num_slots; }
+  TOPOEP_BODY int32_t MainRank(int32_t expert) const { return expert / MainsPerRank(); }
+  TOPOEP_BODY int32_t DomainOfExpert(int32_t expert) const { return domain_of_rank[MainRank(expert)]; }
+  TOPOEP_BODY int64_t NumQuotas() const { return int64_t{num_ranks} * num_ranks * InstancesPerRank(); }
 
   // Position of quota [source, rank, instance].
-  int64_t QuotaAt(int32_t source, int32_t rank, int32_t instance) const {
+  TOPOEP_BODY int64_t QuotaAt(int32_t source, int32_t rank, int32_t instance) const {
     return (int64_t{source} * num_ranks + rank) * InstancesPerRank() + instance;
   }
 };

@@ -7,6 +7,7 @@
 #include "xla_ffi/plan/dedup.h"
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/paper.h"
+#include "xla_ffi/plan/topoep/search.h"
 
 namespace topoep {
 namespace {
@@ -49,6 +50,9 @@ void Solve(const Problem& problem, const Plan& plan) {
       break;
     case Planner::kTopoepPaper:
       PaperPlan(problem, plan);
+      break;
+    case Planner::kTopoep:
+      TopoepPlan(problem, *problem.effort, problem.num_threads, plan);
       break;
   }
   Finish(problem, plan);

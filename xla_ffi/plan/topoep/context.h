@@ -1,0 +1,258 @@
+// What every candidate reads: the demand of each domain, the fair load, and the order in which remote experts are worth
+// having. Written once for each problem.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
+
+#include <cstddef>
+#include <cstdint>
+#include <deque>
+#include <vector>
+
+#include "xla_ffi/plan/cost.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/team/team.h"
+
+namespace topoep {
+
+// Memory of the stages on the host; lives as long as the search.
+class Arena {
+ public:
+  template <class T>
+  T* Take(int64_t count) {
+    blocks_.emplace_back((count * sizeof(T) + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t) + 1);
+    return reinterpret_cast<T*>(blocks_.back().data());
+  }
+
+ private:
+  std::deque<std::vector<std::max_align_t>> blocks_;
+};
+
+struct Context {
+  Context(const Problem& problem_in, Domains domains_in, Arena& arena)
+      : problem(&problem_in),
+        domains(domains_in),
+        ranks(problem_in.num_ranks),
+        experts(problem_in.num_experts),
+        slots(problem_in.num_slots),
+        mains(problem_in.MainsPerRank()),
+        instances(problem_in.InstancesPerRank()),
+        num_domains(problem_in.num_domains),
+        fair(arena.Take<int64_t>(1)),
+        mean_inbound(arena.Take<int64_t>(1)),
+        demand(arena.Take<int64_t>(int64_t{num_domains} * experts)),
+        key(arena.Take<int64_t>(int64_t{num_domains} * experts)),
+        total(arena.Take<int64_t>(experts)),
+        inbound(arena.Take<int64_t>(ranks)),
+        place(arena.Take<int32_t>(int64_t{num_domains} * experts)),
+        before(arena.Take<int64_t>(int64_t{num_domains} * experts)),
+        ranked(arena.Take<int32_t>(int64_t{num_domains} * experts)) {
+    for (int32_t d = 0; d < num_domains; ++d)
+      largest_domain = largest_domain > domains.Size(d) ? largest_domain : domains.Size(d);
+  }
+
+  TOPOEP_BODY int64_t Speed(int32_t rank) const {
+    return problem->cost.rank_speed == nullptr ? kNominalSpeed : problem->cost.rank_speed[rank];
+  }
+  // Rows that `rank` executes in the time in which a nominal rank executes `rows`, and the inverse.
+  TOPOEP_BODY int64_t Share(int32_t rank, int64_t rows) const { return rows * Speed(rank) / kNominalSpeed; }
+  TOPOEP_BODY int64_t Level(int32_t rank, int64_t rows) const {
+    const int64_t speed = Speed(rank);
+    return (rows * kNominalSpeed + speed - 1) / speed;
+  }
+  TOPOEP_BODY int32_t DomainOf(int32_t rank) const { return problem->domain_of_rank[rank]; }
+  TOPOEP_BODY int32_t Home(int32_t expert) const { return problem->DomainOfExpert(expert); }
+  TOPOEP_BODY int64_t At(int32_t domain, int32_t expert) const { return int64_t{domain} * experts + expert; }
+  // Law 4: a replica in a domain that is not its main's costs less to pull than the domain's rows cost to send.
+  TOPOEP_BODY bool Pays(int32_t domain, int32_t expert) const {
+    return Home(expert) != domain &&
+           2 * demand[At(domain, expert)] * problem->cost.token_bytes > problem->cost.expert_bytes;
+  }
+  TOPOEP_BODY bool MayHold(int32_t rank, int32_t expert) const {
+    return Home(expert) == DomainOf(rank) || Pays(DomainOf(rank), expert);
+  }
+
+  const Problem* problem;
+  Domains domains;
+  int32_t ranks;        // R
+  int32_t experts;      // E
+  int32_t slots;        // N
+  int32_t mains;        // P
+  int32_t instances;    // J
+  int32_t num_domains;  // M
+  int32_t largest_domain = 0;
+  int64_t* fair;          // [1] rows of a nominal rank if load were even
+  int64_t* mean_inbound;  // [1]
+  int64_t* demand;        // [M, E]
+  int64_t* key;    // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them
+  int64_t* total;  // [E]
+  int64_t* inbound;  // [R] rows that other domains send to a rank's mains
+  int32_t* place;    // [M, E] of a pair among those of its main rank, best first; -1: not a pair
+  int64_t* before;   // [M, E] rows of the better ones
+  int32_t* ranked;   // [M, E] remote experts of a domain, best first, then -1
+};
+
+// Rows that de-duplication would take off the links, in 840ths of a row (divisible by 1..8): a token's experts at one
+// domain share its crossing.
+template <class Team>
+TOPOEP_BODY void CountSaved(Team& team, const Context& context) {
+  const Problem& problem = *context.problem;
+  team.ForEach(context.ranks, [&](int32_t source) {
+    const int32_t domain = context.DomainOf(source);
+    for (int32_t token = 0; token < problem.num_tokens; ++token) {
+      const int32_t* chosen = problem.expert_idx + (int64_t{source} * problem.num_tokens + token) * problem.top_k;
+      for (int32_t k = 0; k < problem.top_k; ++k) {
+        if (chosen[k] < 0) continue;
+        int64_t together = 0;
+        for (int32_t i = 0; i < problem.top_k; ++i) {
+          together += chosen[i] >= 0 && context.Home(chosen[i]) == context.Home(chosen[k]);
+        }
+        team.Add(&context.key[context.At(domain, chosen[k])], int64_t{840} / together);
+      }
+    }
+  });
+}
+
+template <class Team>
+TOPOEP_BODY void Prepare(Team& team, const Context& context) {
+  const Problem& problem = *context.problem;
+  const int32_t pairs = context.num_domains * context.experts;
+  team.ForEach(pairs, [&](int32_t i) {
+    const int32_t domain = i / context.experts;
+    const int32_t expert = i % context.experts;
+    int64_t rows = 0;
+    for (int32_t at = 0; at < context.domains.Size(domain); ++at) {
+      rows += problem.omega[int64_t{context.domains.Rank(domain, at)} * context.experts + expert];
+    }
+    context.demand[i] = rows;
+    context.key[i] = problem.cost.dedup ? 0 : rows;
+    context.ranked[i] = -1;
+  });
+  team.Sync();
+  if (problem.cost.dedup) {
+    CountSaved(team, context);
+    team.Sync();
+  }
+  team.ForEach(context.experts, [&](int32_t expert) {
+    int64_t rows = 0;
+    for (int32_t d = 0; d < context.num_domains; ++d) rows += context.demand[context.At(d, expert)];
+    context.total[expert] = rows;
+  });
+  // A lane for each pair counts the better ones at its main rank and in its domain.
+  team.ForEach(pairs, [&](int32_t i) {
+    const int32_t domain = i / context.experts;
+    const int32_t expert = i % context.experts;
+    context.place[i] = -1;
+    context.before[i] = 0;
+    if (!context.Pays(domain, expert)) return;
+    int32_t place = 0;
+    int64_t before = 0;
+    const int32_t first_main = expert / context.mains * context.mains;
+    for (int32_t d = 0; d < context.num_domains; ++d) {
+      for (int32_t e = first_main; e < first_main + context.mains; ++e) {
+        const int64_t other = context.At(d, e);
+        const bool better = context.key[other] > context.key[i] || (context.key[other] == context.key[i] && other < i);
+        if (!better || !context.Pays(d, e)) continue;
+        ++place;
+        before += context.demand[other];
+      }
+    }
+    int32_t rank_in_domain = 0;
+    for (int32_t e = 0; e < context.experts; ++e) {
+      const int64_t other = context.At(domain, e);
+      const bool better = context.key[other] > context.key[i] || (context.key[other] == context.key[i] && e < expert);
+      rank_in_domain += better && context.Pays(domain, e);
+    }
+    context.place[i] = place;
+    context.before[i] = before;
+    context.ranked[context.At(domain, rank_in_domain)] = expert;
+  });
+  team.Sync();
+  team.ForEach(context.ranks, [&](int32_t rank) {
+    int64_t rows = 0;
+    for (int32_t e = rank * context.mains; e < (rank + 1) * context.mains; ++e) {
+      rows += context.total[e] - context.demand[context.At(context.Home(e), e)];
+    }
+    context.inbound[rank] = rows;
+  });
+  team.Sync();
+  team.Single([&] {
+    int64_t rows = 0;
+    int64_t speed = 0;
+    int64_t inbound = 0;
+    for (int32_t e = 0; e < context.experts; ++e) rows += context.total[e];
+    for (int32_t r = 0; r < context.ranks; ++r) {
+      speed += context.Speed(r);
+      inbound += context.inbound[r];
+    }
+    *context.fair = (rows * kNominalSpeed + speed - 1) / speed;
+    *context.mean_inbound = inbound / context.ranks;
+  });
+  team.Sync();
+}
+
+// The plan under construction of one candidate.
+struct State {
+  State(const Context& context, Arena& arena)
+      : slot_expert(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+        quota(arena.Take<int32_t>(context.problem->NumQuotas())) {}
+
+  TOPOEP_BODY int32_t* Quota(const Context& context, int32_t source, int32_t rank, int32_t instance) const {
+    return quota + context.problem->QuotaAt(source, rank, instance);
+  }
+  // The expert of an instance, -1 for a free slot.
+  TOPOEP_BODY int32_t ExpertOf(const Context& context, int32_t rank, int32_t instance) const {
+    return instance < context.mains ? rank * context.mains + instance
+                                    : slot_expert[int64_t{rank} * context.slots + instance - context.mains];
+  }
+  // The instance of an expert on a rank, or -1.
+  TOPOEP_BODY int32_t InstanceOf(const Context& context, int32_t rank, int32_t expert) const {
+    if (expert / context.mains == rank) return expert % context.mains;
+    for (int32_t n = 0; n < context.slots; ++n) {
+      if (slot_expert[int64_t{rank} * context.slots + n] == expert) return context.mains + n;
+    }
+    return -1;
+  }
+  TOPOEP_BODY int32_t FreeSlots(const Context& context, int32_t rank) const {
+    int32_t count = 0;
+    for (int32_t n = 0; n < context.slots; ++n) count += slot_expert[int64_t{rank} * context.slots + n] < 0;
+    return count;
+  }
+
+  int32_t* slot_expert;  // [R, N], -1: free
+  int32_t* quota;        // [R, R, J]
+};
+
+template <class Team>
+TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state) {
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) { state.slot_expert[i] = -1; });
+  team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
+    const int32_t source = i / context.ranks;
+    const int32_t rank = i % context.ranks;
+    int32_t* rows = state.Quota(context, source, rank, 0);
+    for (int32_t j = 0; j < context.instances; ++j) {
+      rows[j] =
+          j < context.mains ? context.problem->omega[int64_t{source} * context.experts + rank * context.mains + j] : 0;
+    }
+  });
+  team.Sync();
+}
+
+// Drops replicas that execute nothing.
+template <class Team>
+TOPOEP_BODY void FreeIdleSlots(Team& team, const Context& context, const State& state) {
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) {
+    const int32_t rank = i / context.slots;
+    const int32_t instance = context.mains + i % context.slots;
+    for (int32_t source = 0; source < context.ranks; ++source) {
+      if (*state.Quota(context, source, rank, instance) != 0) return;
+    }
+    state.slot_expert[i] = -1;
+  });
+  team.Sync();
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_

@@ -1,0 +1,411 @@
+// Rounds that hand rows between the instances a plan has already, off the ranks that determine its time.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/cost.h"
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/search.h"
+
+namespace topoep {
+
+// What a plan's quotas add up to. Two of them alternate: the plan as it is, and as a round would make it.
+struct Measure {
+  Measure(const Context& context, Arena& arena)
+      : rows(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
+        by_domain(arena.Take<int64_t>(int64_t{context.ranks} * context.instances * context.num_domains)),
+        counts(arena.Take<int64_t>(5 * int64_t{context.ranks})),
+        best(arena.Take<Best>(kNumBests)),
+        load(counts),
+        inter_in(counts + context.ranks),
+        inter_out(counts + 2 * context.ranks),
+        intra_in(counts + 3 * context.ranks),
+        intra_out(counts + 4 * context.ranks) {}
+
+  static constexpr int32_t kNumBests = 5;
+
+  TOPOEP_BODY int64_t Level() const { return best[0].key; }
+  TOPOEP_BODY int64_t Inter() const { return best[1].key; }
+  TOPOEP_BODY int64_t Intra() const { return best[2].key; }
+  TOPOEP_BODY int64_t ComputePs() const { return best[3].key; }
+  TOPOEP_BODY int64_t Aligned() const { return best[4].key; }
+
+  int64_t* rows;       // [R, J]
+  int64_t* by_domain;  // [R, J, M] by domain of the source
+  int64_t* counts;
+  Best* best;          // of all ranks: level, rows across domains, rows inside, compute time, aligned rows
+  int64_t* load;       // [R]
+  int64_t* inter_in;   // [R] rows across domains
+  int64_t* inter_out;  // [R]
+  int64_t* intra_in;   // [R] rows inside the domain, from or to another rank
+  int64_t* intra_out;  // [R]
+};
+
+struct Request {
+  int64_t want;
+  int32_t from;  // instance r * J + j
+  int32_t to;    // instance of the rank that asks
+};
+
+struct ImproveMemory {
+  ImproveMemory(const Context& context, Arena& arena)
+      : measures{Measure(context, arena), Measure(context, arena)},
+        first_slot(arena.Take<int32_t>(context.experts)),
+        next_slot(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+        request(arena.Take<Request>(context.ranks)),
+        amount(arena.Take<int64_t>(context.ranks)),
+        take(arena.Take<int32_t>(int64_t{context.ranks} * context.ranks)),
+        cost_words(arena.Take<int64_t>(CostMemory::NumWords(*context.problem))),
+        cost_bests(arena.Take<Best>(Links::kNumBests)) {}
+
+  Measure measures[2];
+  int32_t* first_slot;  // [E] lowest slot r * N + n that holds the expert, -1: none
+  int32_t* next_slot;   // [R, N] the next one
+  Request* request;     // [R]
+  int64_t* amount;      // [R] rows granted to the rank's request
+  int32_t* take;        // [R, R] of them from each source
+  int64_t* cost_words;
+  Best* cost_bests;
+};
+
+// What a phase counts as the cost of a plan.
+enum class Target { kThrifty, kEager, kLevel };
+
+template <class Team>
+class Improver {
+ public:
+  TOPOEP_BODY Improver(Team& team, const Context& context, const ImproveMemory& memory, const State& state)
+      : team_(team), context_(context), problem_(*context.problem), memory_(memory), state_(state) {}
+
+  // Lists the holders of each expert and measures the plan.
+  TOPOEP_BODY void Start() {
+    const int32_t slots = context_.ranks * context_.slots;
+    team_.ForEach(context_.experts, [&](int32_t e) { memory_.first_slot[e] = -1; });
+    team_.Sync();
+    team_.ForEach(slots, [&](int32_t i) {
+      const int32_t expert = state_.slot_expert[i];
+      memory_.next_slot[i] = -1;
+      if (expert < 0) return;
+      bool first = true;
+      for (int32_t k = 0; k < i && first; ++k) first = state_.slot_expert[k] != expert;
+      if (first) memory_.first_slot[expert] = i;
+      for (int32_t k = i + 1; k < slots; ++k) {
+        if (state_.slot_expert[k] != expert) continue;
+        memory_.next_slot[i] = k;
+        break;
+      }
+    });
+    Clear(Now());
+    team_.Sync();
+    Count(Now());
+  }
+
+  // Runs the rounds, keeps those that lower the cost, and drops replicas left without rows.
+  TOPOEP_BODY void Run(Target target, const int32_t* kinds, int32_t num_kinds) {
+    for (int32_t i = 0; i < num_kinds; ++i) Round(target, static_cast<Kind>(kinds[i]));
+    FreeIdleSlots(team_, context_, state_);
+  }
+
+  TOPOEP_BODY const Measure& Now() const { return memory_.measures[now_]; }
+
+  TOPOEP_BODY int64_t InterRows() const { return Sum(Now().inter_in); }
+
+  // Picoseconds of the plan as it is.
+  TOPOEP_BODY int64_t PredictedPs() {
+    const CostMemory memory{memory_.cost_words, memory_.cost_bests};
+    return PredictPs(team_, problem_, context_.domains, state_.slot_expert, state_.quota, memory);
+  }
+
+ private:
+  TOPOEP_BODY int64_t Sum(const int64_t* counts) const {
+    int64_t sum = 0;
+    for (int32_t r = 0; r < context_.ranks; ++r) sum += counts[r];
+    return sum;
+  }
+
+  TOPOEP_BODY void Clear(const Measure& measure) {
+    team_.ForEach(5 * context_.ranks, [&](int32_t i) { measure.counts[i] = 0; });
+  }
+
+  // Two dependent steps; `measure` must be clear.
+  TOPOEP_BODY void Count(const Measure& measure) {
+    const int32_t domains = context_.num_domains;
+    team_.ForEach(context_.ranks * context_.instances, [&](int32_t i) {
+      const int32_t rank = i / context_.instances;
+      const int32_t domain = context_.DomainOf(rank);
+      int64_t* by_domain = measure.by_domain + int64_t{i} * domains;
+      for (int32_t d = 0; d < domains; ++d) by_domain[d] = 0;
+      int64_t sum = 0;
+      for (int32_t s = 0; s < context_.ranks; ++s) {
+        const int64_t rows = *state_.Quota(context_, s, rank, i % context_.instances);
+        by_domain[context_.DomainOf(s)] += rows;
+        sum += rows;
+      }
+      measure.rows[i] = sum;
+      team_.Add(&measure.load[rank], sum);
+      team_.Add(&measure.inter_in[rank], sum - by_domain[domain]);
+      team_.Add(&measure.intra_in[rank],
+                by_domain[domain] - *state_.Quota(context_, rank, rank, i % context_.instances));
+    });
+    team_.ForEach(context_.ranks, [&](int32_t s) {
+      int64_t inter = 0;
+      int64_t intra = 0;
+      for (int32_t r = 0; r < context_.ranks; ++r) {
+        if (r == s) continue;
+        const int32_t* quota = state_.Quota(context_, s, r, 0);
+        int64_t rows = 0;
+        for (int32_t j = 0; j < context_.instances; ++j) rows += quota[j];
+        (context_.DomainOf(r) == context_.DomainOf(s) ? intra : inter) += rows;
+      }
+      measure.inter_out[s] = inter;
+      measure.intra_out[s] = intra;
+    });
+    team_.Sync();
+    team_.ArgMaxEach(
+        Measure::kNumBests, context_.ranks, [&](int32_t what, int32_t r) { return Dimension(measure, what, r); },
+        measure.best);
+  }
+
+  TOPOEP_BODY int64_t Dimension(const Measure& measure, int32_t what, int32_t rank) const {
+    if (what == 0) return context_.Level(rank, measure.load[rank]);
+    if (what == 1) return Larger(measure.inter_in[rank], measure.inter_out[rank]);
+    if (what == 2) return Larger(measure.intra_in[rank], measure.intra_out[rank]);
+    const int64_t* rows = measure.rows + int64_t{rank} * context_.instances;
+    int64_t padded = 0;
+    int64_t active = 0;
+    int64_t aligned = 0;
+    for (int32_t j = 0; j < context_.instances; ++j) {
+      if (what == 3) padded += PaddedRows(problem_.cost, rows[j]);
+      if (what == 3) active += rows[j] > 0;
+      if (what == 4) aligned += (rows[j] + problem_.block_rows - 1) / problem_.block_rows * problem_.block_rows;
+    }
+    return what == 3 ? RankComputePs(problem_, rank, padded, active) : aligned;
+  }
+
+  // Pulls stay as they are during a phase, so that they are left out.
+  TOPOEP_BODY int64_t CostOf(const Measure& measure, Target target) {
+    if (target == Target::kLevel) return measure.Aligned();
+    const int64_t row_bytes = 2 * problem_.cost.token_bytes;
+    const int64_t inter = Sum(measure.inter_in);
+    int64_t ps = 0;
+    if (problem_.cost.dedup) {
+      ps = PredictedPs();
+    } else if (problem_.objective == Objective::kEq8) {
+      ps = measure.ComputePs() + LinksPs(problem_.cost, row_bytes * inter, row_bytes * Sum(measure.intra_in));
+    } else {
+      ps = measure.ComputePs() + LinksPs(problem_.cost, row_bytes * measure.Inter(), row_bytes * measure.Intra());
+    }
+    if (target == Target::kThrifty) {
+      ps += 3 * LinkPs(row_bytes * (inter / context_.ranks), problem_.cost.inter_fs_per_byte) / 4;
+    }
+    return ps;
+  }
+
+  TOPOEP_BODY void Round(Target target, Kind kind) {
+    const Measure& now = Now();
+    const Measure& next = memory_.measures[1 - now_];
+    bound_ = target != Target::kLevel;
+    kind_ = kind;
+    const int64_t fair = *context_.fair;
+    load_cut_ = bound_ ? fair + FloorHalf(now.Level() - fair) : fair;
+    inter_cut_ = (Sum(now.inter_in) / context_.ranks + now.Inter()) / 2;
+    intra_cut_ = (Sum(now.intra_in) / context_.ranks + now.Intra()) / 2;
+    const int64_t cost = CostOf(now, target);
+    team_.ForEach(context_.ranks, [&](int32_t r) { memory_.request[r] = BestRequest(r); });
+    Clear(next);
+    team_.Sync();
+    team_.ForEach(context_.ranks, [&](int32_t r) { memory_.amount[r] = Grant(r); });
+    team_.Sync();
+    team_.ForEach(context_.ranks, [&](int32_t r) { Take(r); });
+    team_.Sync();
+    bool any = false;
+    for (int32_t r = 0; r < context_.ranks; ++r) any |= memory_.amount[r] > 0;
+    if (!any) return;
+    Apply(1);
+    Count(next);
+    if (CostOf(next, target) < cost) {
+      now_ = 1 - now_;
+    } else {
+      Apply(-1);
+    }
+  }
+
+  TOPOEP_BODY int64_t Over(int32_t rank) const {
+    const Measure& now = Now();
+    if (kind_ == Kind::kLoad) return now.load[rank] - context_.Share(rank, load_cut_);
+    if (kind_ == Kind::kInbound) return now.inter_in[rank] - inter_cut_;
+    if (kind_ == Kind::kHome) return now.inter_in[rank];
+    return now.intra_in[rank] - intra_cut_;
+  }
+  TOPOEP_BODY int64_t InterRoom(int32_t rank) const {
+    if (!bound_) return kMaxRows;
+    return NotNegative((kind_ == Kind::kInbound ? inter_cut_ : Now().Inter()) - Now().inter_in[rank]);
+  }
+  TOPOEP_BODY int64_t IntraRoom(int32_t rank) const { return NotNegative(intra_cut_ - Now().intra_in[rank]); }
+
+  // What rank r asks for: the most rows that one of its instances could take over from another of the same expert.
+  TOPOEP_BODY Request BestRequest(int32_t r) const {
+    Request best{0, -1, -1};
+    const int64_t slack = context_.Share(r, kind_ == Kind::kLoad ? load_cut_ : Now().Level()) - Now().load[r];
+    if (slack <= 0) return best;
+    for (int32_t j = 0; j < context_.instances; ++j) {
+      const int32_t expert = state_.ExpertOf(context_, r, j);
+      if (expert < 0) continue;
+      const int32_t main = expert / context_.mains;
+      Consider(r, j, main, expert % context_.mains, slack, best);
+      for (int32_t slot = memory_.first_slot[expert]; slot >= 0; slot = memory_.next_slot[slot]) {
+        if (state_.slot_expert[slot] != expert) continue;
+        Consider(r, j, slot / context_.slots, context_.mains + slot % context_.slots, slack, best);
+      }
+    }
+    return best;
+  }
+
+  TOPOEP_BODY void Consider(int32_t to, int32_t to_instance, int32_t from, int32_t from_instance, int64_t slack,
+                            Request& best) const {
+    if (from == to) return;
+    const int64_t over = Over(from);
+    if (over <= 0) return;
+    const int32_t there = context_.DomainOf(to);
+    const int32_t here = context_.DomainOf(from);
+    const int64_t item = int64_t{from} * context_.instances + from_instance;
+    const int64_t* by_domain = Now().by_domain + item * context_.num_domains;
+    const int64_t rows = Now().rows[item];
+    const int64_t back = there != here ? by_domain[there] : 0;
+    int64_t movable = 0;
+    switch (kind_) {
+      case Kind::kLoad:
+        movable = by_domain[there] + Smaller(InterRoom(to), rows - by_domain[there]);
+        break;
+      case Kind::kInbound:
+        movable = back + Smaller(InterRoom(to), rows - by_domain[here] - back);
+        break;
+      case Kind::kHome:
+        movable = back;
+        break;
+      case Kind::kNearby:
+        if (there == here) {
+          const int64_t own = *state_.Quota(context_, to, from, from_instance);
+          const int64_t kept = *state_.Quota(context_, from, from, from_instance);
+          movable = own + Smaller(IntraRoom(to), by_domain[here] - own - kept);
+        }
+        break;
+    }
+    const int64_t want = Smaller(Smaller(slack, over), movable);
+    const int32_t best_from = best.from < 0 ? 0 : best.from / context_.instances;
+    const bool first = best.to < 0 || to_instance < best.to || (to_instance == best.to && from < best_from);
+    if (want > best.want || (want > 0 && want == best.want && first)) {
+      best = Request{want, static_cast<int32_t>(item), to_instance};
+    }
+  }
+
+  // Rows granted to rank r: its request must be the largest to that instance, and the giver stops at its target.
+  TOPOEP_BODY int64_t Grant(int32_t r) const {
+    const Request& request = memory_.request[r];
+    if (request.want <= 0) return 0;
+    const int32_t giver = request.from / context_.instances;
+    int64_t left = Over(giver);
+    for (int32_t item = giver * context_.instances; item <= request.from; ++item) {
+      int32_t winner = -1;
+      for (int32_t o = 0; o < context_.ranks; ++o) {
+        const Request& other = memory_.request[o];
+        if (other.from != item || other.want <= 0) continue;
+        if (winner < 0 || other.want > memory_.request[winner].want) winner = o;
+      }
+      if (winner < 0) continue;
+      const int64_t granted = Smaller(left, memory_.request[winner].want);
+      if (item == request.from) return winner == r ? granted : 0;
+      left -= granted;
+    }
+    return 0;
+  }
+
+  // Best sources first: the taker itself, its domain, neighbours of both, sources that cross anyway, sources that would
+  // have to cross.
+  TOPOEP_BODY int32_t ClassOf(int32_t source, int32_t to, int32_t from) const {
+    if (source == to) return 0;
+    const bool crosses = context_.DomainOf(source) != context_.DomainOf(from);
+    const bool would_cross = context_.DomainOf(source) != context_.DomainOf(to);
+    if (would_cross) return crosses ? 3 : 4;
+    return crosses ? 1 : 2;
+  }
+  TOPOEP_BODY int64_t Limit(int32_t source, int32_t to, int32_t item) const {
+    const int32_t from = item / context_.instances;
+    const int64_t rows = *state_.Quota(context_, source, from, item % context_.instances);
+    const bool crosses = context_.DomainOf(source) != context_.DomainOf(from);
+    const int32_t source_class = ClassOf(source, to, from);
+    switch (kind_) {
+      case Kind::kLoad:
+        if (source_class != 4 || !bound_) return rows;
+        return Smaller(rows, NotNegative(Now().Inter() - Now().inter_out[source]));
+      case Kind::kInbound:
+        return crosses ? rows : 0;
+      case Kind::kHome:
+        return crosses && source_class <= 1 ? rows : 0;
+      case Kind::kNearby:
+        return !crosses && source_class <= 2 && source != from ? rows : 0;
+    }
+    return 0;
+  }
+
+  TOPOEP_BODY void Take(int32_t r) const {
+    int32_t* take = memory_.take + int64_t{r} * context_.ranks;
+    int64_t amount = memory_.amount[r];
+    if (amount <= 0) return;
+    const int32_t item = memory_.request[r].from;
+    const int32_t from = item / context_.instances;
+    constexpr int32_t kClasses = 5;
+    int64_t start[kClasses + 1] = {};
+    for (int32_t s = 0; s < context_.ranks; ++s) start[ClassOf(s, r, from) + 1] += Limit(s, r, item);
+    for (int32_t i = 0; i < kClasses; ++i) start[i + 1] += start[i];
+    int64_t most = start[kClasses];
+    if (kind_ == Kind::kLoad || kind_ == Kind::kInbound) most = start[3] + InterRoom(r);
+    if (kind_ == Kind::kNearby) most = start[1] + IntraRoom(r);
+    amount = Smaller(amount, most);
+    int64_t taken = 0;
+    for (int32_t s = 0; s < context_.ranks; ++s) {
+      const int64_t rows = Limit(s, r, item);
+      int64_t& before = start[ClassOf(s, r, from)];
+      take[s] = static_cast<int32_t>(Smaller(rows, NotNegative(amount - before)));
+      before += rows;
+      taken += take[s];
+    }
+    memory_.amount[r] = taken;
+  }
+
+  TOPOEP_BODY void Apply(int32_t sign) {
+    team_.ForEach(context_.ranks * context_.ranks, [&](int32_t i) {
+      const int32_t r = i / context_.ranks;
+      const int32_t source = i % context_.ranks;
+      if (memory_.amount[r] <= 0 || memory_.take[i] == 0) return;
+      const int32_t item = memory_.request[r].from;
+      const int32_t rows = sign * memory_.take[i];
+      team_.Add(state_.Quota(context_, source, item / context_.instances, item % context_.instances), -rows);
+      team_.Add(state_.Quota(context_, source, r, memory_.request[r].to), rows);
+    });
+    team_.Sync();
+  }
+
+  TOPOEP_BODY static int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
+  TOPOEP_BODY static int64_t Larger(int64_t a, int64_t b) { return a > b ? a : b; }
+  TOPOEP_BODY static int64_t NotNegative(int64_t a) { return a > 0 ? a : 0; }
+  TOPOEP_BODY static int64_t FloorHalf(int64_t a) { return (a - (a < 0 && a % 2 != 0)) / 2; }
+
+  Team& team_;
+  const Context& context_;
+  const Problem& problem_;
+  const ImproveMemory& memory_;
+  const State& state_;
+  Kind kind_ = Kind::kLoad;
+  bool bound_ = true;
+  int64_t load_cut_ = 0;
+  int64_t inter_cut_ = 0;
+  int64_t intra_cut_ = 0;
+  int32_t now_ = 0;
+};
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_

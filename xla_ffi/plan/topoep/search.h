@@ -1,0 +1,42 @@
+// The planner `topoep`: builds a plan for each of a few dozen candidates, scores each exactly, keeps the best. Every
+// stage is a body for any team (team.h); topoep_jax/plan/topoep/ is the same algorithm in NumPy, bit for bit.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/plan.h"
+
+namespace topoep {
+
+// One setting of the search; topoep_jax/plan/topoep/effort.py says what each field means.
+struct Candidate {
+  int64_t own;         // copies that may leave one main rank for other domains; negative: any number
+  int64_t inbound;     // inbound rows left at a main rank, in sixteenths of the mean; 0: none on purpose
+  int64_t sixteenths;  // of a domain's slots for remote experts
+  int64_t spread;      // permille above the fair load at which ranks spill over; negative: they do not
+  int64_t price;       // of a pull in quarters of its own, for greedy spilling; negative: spill by intervals
+};
+
+enum class Kind : int32_t { kLoad = 0, kInbound = 1, kHome = 2, kNearby = 3 };
+
+// How much to try; candidate 0 is the empty plan.
+struct Effort {
+  const Candidate* candidates;
+  int32_t num_candidates;
+  const int32_t* thrifty;  // kinds of the rounds that also count the mean traffic
+  int32_t num_thrifty;
+  const int32_t* eager;  // kinds of the rounds after them
+  int32_t num_eager;
+  int32_t fill_moves;
+  bool paper;  // the paper's plan competes too
+};
+
+// Writes slot_expert and quota of the best plan; Finish() makes them final. Demand must be valid. `threads` lanes share
+// the work of each candidate; 1 runs on the calling thread alone. The plan does not depend on it.
+void TopoepPlan(const Problem& problem, const Effort& effort, int32_t threads, const Plan& plan);
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_

@@ -1,0 +1,78 @@
+// Which remote experts each domain serves itself.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/search.h"
+
+namespace topoep {
+
+struct Selection {
+  Selection(const Context& context, Arena& arena)
+      : width(context.largest_domain * context.slots),
+        selected(arena.Take<int32_t>(int64_t{context.num_domains} * width)),
+        count(arena.Take<int32_t>(context.num_domains)),
+        served(arena.Take<int32_t>(int64_t{context.num_domains} * context.experts)),
+        home_rows(arena.Take<int64_t>(context.experts)),
+        domain_rows(arena.Take<int64_t>(context.num_domains)),
+        scan(arena.Take<int64_t>(int64_t{context.num_domains} * context.experts)) {}
+
+  int32_t width;         // slots of the largest domain
+  int32_t* selected;     // [M, width] experts, best first
+  int32_t* count;        // [M]
+  int32_t* served;       // [M, E] whether the domain serves a remote expert itself
+  int64_t* home_rows;    // [E] rows that stay with the main's domain
+  int64_t* domain_rows;  // [M] rows executed in the domain
+  int64_t* scan;         // [M, E]
+};
+
+template <class Team>
+TOPOEP_BODY void Select(Team& team, const Context& context, const Candidate& candidate, const Selection& selection) {
+  const int32_t pairs = context.num_domains * context.experts;
+  const int64_t stays = candidate.inbound == 0 ? -1 : *context.mean_inbound * candidate.inbound / 16;
+  const auto limit = [&](int32_t domain) {
+    return (candidate.sixteenths * context.domains.Size(domain) * context.slots + 15) / 16;
+  };
+  const auto chosen = [&](int32_t domain, int32_t at) {
+    const int32_t expert = context.ranked[context.At(domain, at)];
+    if (expert < 0) return false;
+    const int64_t pair = context.At(domain, expert);
+    return (candidate.own < 0 || context.place[pair] < candidate.own) &&
+           context.inbound[expert / context.mains] - context.before[pair] > stays;
+  };
+  team.ForEach(pairs, [&](int32_t i) { selection.served[i] = 0; });
+  team.ForEach(context.num_domains, [&](int32_t d) {
+    selection.count[d] = 0;
+    selection.domain_rows[d] = 0;
+  });
+  team.ScanEach(
+      context.num_domains, context.experts, [&](int32_t d, int32_t at) { return int64_t{chosen(d, at)}; },
+      selection.scan);
+  team.ForEach(pairs, [&](int32_t i) {
+    const int32_t domain = i / context.experts;
+    const int64_t at = selection.scan[i];
+    if (!chosen(domain, i % context.experts) || at >= limit(domain)) return;
+    const int32_t expert = context.ranked[i];
+    selection.selected[int64_t{domain} * selection.width + at] = expert;
+    selection.served[context.At(domain, expert)] = 1;
+    team.Add(&selection.count[domain], 1);
+    team.Add(&selection.domain_rows[domain], context.demand[context.At(domain, expert)]);
+  });
+  team.Sync();
+  team.ForEach(context.experts, [&](int32_t expert) {
+    int64_t rows = context.total[expert];
+    for (int32_t d = 0; d < context.num_domains; ++d) {
+      if (selection.served[context.At(d, expert)]) rows -= context.demand[context.At(d, expert)];
+    }
+    selection.home_rows[expert] = rows;
+    team.Add(&selection.domain_rows[context.Home(expert)], rows);
+  });
+  team.Sync();
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_

@@ -1,0 +1,329 @@
+// New replicas on ranks with room for what ranks above the fair load spill: by intervals, all at once, or greedily.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/links.h"
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/split.h"
+
+namespace topoep {
+
+struct SpreadMemory {
+  SpreadMemory(const Context& context, Arena& arena)
+      : rows(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
+        spill(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
+        load(arena.Take<int64_t>(context.ranks)),
+        excess(arena.Take<int64_t>(context.ranks)),
+        spare(arena.Take<int64_t>(context.ranks)),
+        start(arena.Take<int64_t>(context.ranks)),
+        order(arena.Take<int32_t>(context.ranks)),
+        accepted(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+        amount(arena.Take<int64_t>(int64_t{context.ranks} * context.slots)),
+        slot_of(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+        taker(arena.Take<int32_t>(int64_t{context.ranks} * context.slots * (context.ranks + 1))),
+        blocked(arena.Take<int32_t>(context.ranks)),
+        moved(arena.Take<int64_t>(int64_t{context.ranks} * context.slots)) {}
+
+  int64_t* rows;      // [R, J]
+  int64_t* spill;     // [R, J] rows above the level, of the fullest instances
+  int64_t* load;      // [R]
+  int64_t* excess;    // [R] sum of spill
+  int64_t* spare;     // [R] rows below the level, of ranks with a free slot
+  int64_t* start;     // [R] of a rank's excess or spare when all are laid end to end, largest first
+  int32_t* order;     // [R] its position there
+  int32_t* accepted;  // [R, N] instances (r * J + j) that a rank takes rows from, most rows first; -1: none
+  int64_t* amount;    // [R, N]
+  int32_t* slot_of;   // [R, N] slot that the accepted offer gets
+  int32_t* taker;     // [jobs, R + 1] slot (r * N + n) of each part of a job
+  int32_t* blocked;   // [R] greedy: nothing of the rank can move
+  int64_t* moved;     // [R, N] greedy: rows of each new replica
+};
+
+// A pass of spilling by intervals, over all ranks or inside each domain.
+template <class Team>
+TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, bool inside, const SpreadMemory& memory,
+                            const Jobs& jobs, const State& state) {
+  const int32_t ranks = context.ranks;
+  const int32_t instances = context.instances;
+  const auto together = [&](int32_t a, int32_t b) { return !inside || context.DomainOf(a) == context.DomainOf(b); };
+  team.ForEach(ranks * instances, [&](int32_t i) {
+    int64_t rows = 0;
+    for (int32_t s = 0; s < ranks; ++s) rows += *state.Quota(context, s, i / instances, i % instances);
+    memory.rows[i] = rows;
+  });
+  team.Sync();
+  team.ForEach(ranks, [&](int32_t r) {
+    const int64_t* rows = memory.rows + int64_t{r} * instances;
+    const int64_t limit = context.Share(r, level);
+    int64_t load = 0;
+    int64_t excess = 0;
+    for (int32_t j = 0; j < instances; ++j) load += rows[j];
+    for (int32_t j = 0; j < instances; ++j) {
+      // Small instances stay whole; the fullest spill.
+      int64_t below = 0;
+      for (int32_t k = 0; k < instances; ++k) below += rows[k] < rows[j] || (rows[k] == rows[j] && k < j) ? rows[k] : 0;
+      const int64_t with = below + rows[j] > limit ? below + rows[j] - limit : 0;
+      const int64_t without = below > limit ? below - limit : 0;
+      memory.spill[int64_t{r} * instances + j] = with - without;
+      excess += with - without;
+    }
+    memory.excess[r] = excess;
+    memory.spare[r] = load < limit && state.FreeSlots(context, r) > 0 ? limit - load : 0;
+    for (int32_t n = 0; n < context.slots; ++n) memory.accepted[int64_t{r} * context.slots + n] = -1;
+  });
+  team.Sync();
+  team.ForEach(ranks, [&](int32_t r) {
+    const bool gives = memory.excess[r] > 0;
+    const int64_t* sizes = gives ? memory.excess : memory.spare;
+    int64_t start = 0;
+    int32_t order = 0;
+    for (int32_t o = 0; o < ranks; ++o) {
+      if (!together(r, o) || (memory.excess[o] > 0) != gives) continue;
+      if (sizes[o] > sizes[r] || (sizes[o] == sizes[r] && o < r)) {
+        start += sizes[o];
+        ++order;
+      }
+    }
+    memory.start[r] = start;
+    memory.order[r] = order;
+  });
+  team.Sync();
+  // Rank t looks for what falls into its interval.
+  team.ForEach(ranks, [&](int32_t t) {
+    if (memory.excess[t] > 0 || memory.spare[t] == 0) return;
+    const int64_t low = memory.start[t];
+    const int64_t high = low + memory.spare[t];
+    int32_t* accepted = memory.accepted + int64_t{t} * context.slots;
+    int64_t* amounts = memory.amount + int64_t{t} * context.slots;
+    const int32_t free = state.FreeSlots(context, t);
+    // Item order: givers as laid, then larger spills, then lower instances.
+    const auto comes_first = [&](int32_t a, int32_t b) {
+      if (a / instances != b / instances) return memory.order[a / instances] < memory.order[b / instances];
+      return memory.spill[a] > memory.spill[b] || (memory.spill[a] == memory.spill[b] && a < b);
+    };
+    for (int32_t r = 0; r < ranks; ++r) {
+      if (memory.excess[r] == 0 || !together(r, t)) continue;
+      if (memory.start[r] >= high || memory.start[r] + memory.excess[r] <= low) continue;
+      for (int32_t j = 0; j < instances; ++j) {
+        const int32_t item = r * instances + j;
+        if (memory.spill[item] == 0) continue;
+        int64_t start = memory.start[r];
+        for (int32_t k = 0; k < instances; ++k) {
+          if (k != j && comes_first(r * instances + k, item)) start += memory.spill[r * instances + k];
+        }
+        const int64_t from = start > low ? start : low;
+        const int64_t end = start + memory.spill[item];
+        const int64_t to = end < high ? end : high;
+        const int32_t expert = state.ExpertOf(context, r, j);
+        if (to <= from || !context.MayHold(t, expert) || state.InstanceOf(context, t, expert) >= 0) continue;
+        // Insert by rows, then item order; of one expert only the first offer counts.
+        int32_t item_now = item;
+        int64_t amount_now = to - from;
+        for (int32_t n = 0; n < free; ++n) {
+          const bool wins = accepted[n] < 0 || amount_now > amounts[n] ||
+                            (amount_now == amounts[n] && comes_first(item_now, accepted[n]));
+          if (accepted[n] >= 0 && state.ExpertOf(context, accepted[n] / instances, accepted[n] % instances) ==
+                                      state.ExpertOf(context, item_now / instances, item_now % instances)) {
+            if (wins) {
+              accepted[n] = item_now;
+              amounts[n] = amount_now;
+            }
+            break;
+          }
+          if (!wins) continue;
+          const int32_t item_next = accepted[n];
+          const int64_t amount_next = amounts[n];
+          accepted[n] = item_now;
+          amounts[n] = amount_now;
+          if (item_next < 0) break;
+          item_now = item_next;
+          amount_now = amount_next;
+        }
+      }
+    }
+  });
+  team.Sync();
+  // A job for each instance that gives.
+  team.ScanEach(
+      1, ranks * instances + 1,
+      [&](int32_t, int32_t item) {
+        if (item == ranks * instances || memory.spill[item] == 0) return int64_t{0};
+        for (int32_t i = 0; i < ranks * context.slots; ++i) {
+          if (memory.accepted[i] == item) return int64_t{1};
+        }
+        return int64_t{0};
+      },
+      jobs.index);
+  const int32_t num_jobs = static_cast<int32_t>(jobs.index[ranks * instances]);
+  team.ForEach(ranks, [&](int32_t t) {
+    int32_t slot = 0;
+    for (int32_t n = 0; n < context.slots; ++n) {
+      if (memory.accepted[int64_t{t} * context.slots + n] < 0) break;
+      while (state.slot_expert[int64_t{t} * context.slots + slot] >= 0) ++slot;
+      memory.slot_of[int64_t{t} * context.slots + n] = slot++;
+    }
+  });
+  team.Sync();
+  team.ForEach(ranks * instances, [&](int32_t item) {
+    if (jobs.index[item + 1] == jobs.index[item]) return;
+    const int64_t job = jobs.index[item];
+    jobs.slot[job] = item;
+    int32_t parts = 0;
+    int64_t stays = memory.rows[item];
+    for (int32_t position = 0; position < ranks; ++position) {
+      for (int32_t t = 0; t < ranks; ++t) {
+        // Receivers in the order in which they were laid; inside a domain theirs alone compete.
+        if (memory.excess[t] > 0 || memory.spare[t] == 0 || memory.order[t] != position ||
+            !together(t, item / instances)) {
+          continue;
+        }
+        for (int32_t n = 0; n < context.slots; ++n) {
+          const int64_t offer = int64_t{t} * context.slots + n;
+          if (memory.accepted[offer] != item) continue;
+          memory.taker[job * jobs.width + parts] = t * context.slots + memory.slot_of[offer];
+          jobs.part[job * jobs.width + parts] = memory.amount[offer];
+          stays -= memory.amount[offer];
+          ++parts;
+        }
+      }
+    }
+    jobs.part[job * jobs.width + parts] = stays;
+    jobs.parts[job] = parts + 1;
+    for (int32_t s = 0; s < ranks; ++s) {
+      jobs.weight[job * ranks + s] = *state.Quota(context, s, item / instances, item % instances);
+    }
+  });
+  team.Sync();
+  team.ForEach(ranks, [&](int32_t t) {
+    for (int32_t n = 0; n < context.slots; ++n) {
+      const int64_t offer = int64_t{t} * context.slots + n;
+      if (memory.accepted[offer] < 0) break;
+      state.slot_expert[int64_t{t} * context.slots + memory.slot_of[offer]] =
+          state.ExpertOf(context, memory.accepted[offer] / instances, memory.accepted[offer] % instances);
+    }
+  });
+  team.Sync();
+  Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
+    if (part + 1 == jobs.parts[job]) return;
+    const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
+    team.Add(state.Quota(context, source, taker / context.slots, context.mains + taker % context.slots), rows);
+    team.Add(state.Quota(context, source, jobs.slot[job] / instances, jobs.slot[job] % instances), -rows);
+  });
+  FreeIdleSlots(team, context, state);
+}
+
+// Over all ranks, then inside domains for what no other domain may hold, then over all ranks again.
+template <class Team>
+TOPOEP_BODY void Spread(Team& team, const Context& context, int64_t permille, const SpreadMemory& memory,
+                        const Jobs& jobs, const State& state) {
+  const int64_t level = *context.fair * (1000 + permille) / 1000;
+  for (const bool inside : {false, true, false}) SpreadPass(team, context, level, inside, memory, jobs, state);
+}
+
+// From the empty plan: the fullest rank above the level hands the most rows it can, less the price of a pull.
+template <class Team>
+TOPOEP_BODY void SpreadGreedily(Team& team, const Context& context, const Candidate& candidate,
+                                const SpreadMemory& memory, const Jobs& jobs, const State& state) {
+  const int32_t ranks = context.ranks;
+  const Cost& cost = context.problem->cost;
+  const int64_t level = *context.fair * (1000 + candidate.spread) / 1000;
+  const auto pull_rows = [&](int64_t fs_per_byte) {
+    if (cost.row_ps == 0) return int64_t{0};
+    return candidate.price * LinkPs(cost.expert_bytes, fs_per_byte) / (4 * cost.row_ps);
+  };
+  const int64_t near = pull_rows(cost.intra_fs_per_byte);
+  const int64_t far = pull_rows(cost.inter_fs_per_byte);
+  const auto amount = [&](int32_t from, int32_t expert, int32_t to) {
+    const int64_t excess = memory.load[from] - context.Share(from, level);
+    const int64_t room = context.Share(to, level) - memory.load[to];
+    const int64_t rows = memory.rows[expert];
+    return rows < excess ? (rows < room ? rows : room) : (excess < room ? excess : room);
+  };
+  team.ForEach(context.experts, [&](int32_t expert) { memory.rows[expert] = context.total[expert]; });
+  team.ForEach(ranks, [&](int32_t r) {
+    int64_t load = 0;
+    for (int32_t a = 0; a < context.mains; ++a) load += context.total[r * context.mains + a];
+    memory.load[r] = load;
+    memory.blocked[r] = 0;
+  });
+  team.ForEach(ranks * context.slots, [&](int32_t i) { memory.moved[i] = 0; });
+  team.Sync();
+  while (true) {
+    const Best from = team.ArgMax(ranks, [&](int32_t r) {
+      const bool over = memory.load[r] > context.Share(r, level);
+      return over && !memory.blocked[r] ? context.Level(r, memory.load[r]) : kNoKey;
+    });
+    if (!from.Found()) break;
+    const Best best = team.ArgMax(context.mains * ranks, [&](int32_t i) {
+      const int32_t expert = from.index * context.mains + i / ranks;
+      const int32_t to = i % ranks;
+      if (to == from.index || memory.rows[expert] == 0 || memory.load[to] >= context.Share(to, level)) return kNoKey;
+      if (!context.MayHold(to, expert)) return kNoKey;
+      const bool held = state.InstanceOf(context, to, expert) >= 0;
+      if (!held && state.FreeSlots(context, to) == 0) return kNoKey;
+      const int64_t price = held ? 0 : context.DomainOf(to) == context.DomainOf(from.index) ? near : far;
+      return amount(from.index, expert, to) - price;
+    });
+    team.Single([&] {
+      if (!best.Found()) {
+        memory.blocked[from.index] = 1;
+        return;
+      }
+      const int32_t expert = from.index * context.mains + best.index / ranks;
+      const int32_t to = best.index % ranks;
+      const int64_t rows = amount(from.index, expert, to);
+      int32_t instance = state.InstanceOf(context, to, expert);
+      for (int32_t n = 0; instance < 0; ++n) {
+        int32_t& slot = state.slot_expert[int64_t{to} * context.slots + n];
+        if (slot >= 0) continue;
+        slot = expert;
+        instance = context.mains + n;
+      }
+      memory.moved[int64_t{to} * context.slots + instance - context.mains] += rows;
+      memory.rows[expert] -= rows;
+      memory.load[from.index] -= rows;
+      memory.load[to] += rows;
+    });
+    team.Sync();
+  }
+  // A job for each expert that moved: its sources share every part alike. Mains come first, one for each job.
+  team.ScanEach(
+      1, context.experts + 1,
+      [&](int32_t, int32_t expert) {
+        return int64_t{expert < context.experts && memory.rows[expert] < context.total[expert]};
+      },
+      jobs.index);
+  const int32_t num_jobs = static_cast<int32_t>(jobs.index[context.experts]);
+  team.ForEach(context.experts, [&](int32_t expert) {
+    if (jobs.index[expert + 1] == jobs.index[expert]) return;
+    const int64_t job = jobs.index[expert];
+    jobs.slot[job] = expert;
+    int32_t parts = 0;
+    for (int32_t i = 0; i < ranks * context.slots; ++i) {
+      if (state.slot_expert[i] != expert) continue;
+      memory.taker[job * jobs.width + parts] = i;
+      jobs.part[job * jobs.width + parts++] = memory.moved[i];
+    }
+    jobs.part[job * jobs.width + parts] = memory.rows[expert];
+    jobs.parts[job] = parts + 1;
+    for (int32_t s = 0; s < ranks; ++s) {
+      jobs.weight[job * ranks + s] = context.problem->omega[int64_t{s} * context.experts + expert];
+    }
+  });
+  team.Sync();
+  Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
+    if (part + 1 == jobs.parts[job]) return;
+    const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
+    const int32_t expert = jobs.slot[job];
+    team.Add(state.Quota(context, source, taker / context.slots, context.mains + taker % context.slots), rows);
+    team.Add(state.Quota(context, source, expert / context.mains, expert % context.mains), -rows);
+  });
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_

@@ -1,0 +1,128 @@
+// A team of host threads: for tests under ThreadSanitizer, and for plans of one candidate on several cores.
+
+#ifndef TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
+#define TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
+
+#include <condition_variable>
+#include <cstdint>
+#include <mutex>
+#include <thread>
+#include <vector>
+
+#include "xla_ffi/team/team.h"
+
+namespace topoep {
+
+// What the lanes of one team share.
+class ThreadTeamState {
+ public:
+  explicit ThreadTeamState(int32_t size) : size_(size), bests_(size) {}
+
+  int32_t size() const { return size_; }
+  std::vector<Best>& bests() { return bests_; }
+
+  void Wait() {
+    std::unique_lock<std::mutex> lock(mutex_);
+    const int64_t turn = turn_;
+    if (++arrived_ == size_) {
+      arrived_ = 0;
+      ++turn_;
+      all_here_.notify_all();
+      return;
+    }
+    all_here_.wait(lock, [&] { return turn_ != turn; });
+  }
+
+ private:
+  int32_t size_;
+  std::vector<Best> bests_;
+  std::mutex mutex_;
+  std::condition_variable all_here_;
+  int32_t arrived_ = 0;
+  int64_t turn_ = 0;
+};
+
+// One lane of the team.
+class ThreadTeam {
+ public:
+  ThreadTeam(ThreadTeamState& state, int32_t lane) : state_(state), lane_(lane) {}
+
+  int32_t size() const { return state_.size(); }
+
+  template <class F>
+  void ForEach(int32_t n, F f) {
+    for (int32_t i = lane_; i < n; i += size()) f(i);
+  }
+
+  void Sync() { state_.Wait(); }
+
+  template <class T>
+  void Add(T* target, T value) {
+    __atomic_fetch_add(target, value, __ATOMIC_RELAXED);
+  }
+
+  template <class F>
+  Best ArgMax(int32_t n, F key) {
+    Best mine;
+    for (int32_t i = lane_; i < n; i += size()) mine = Better(mine, Best{key(i), i});
+    state_.bests()[lane_] = mine;
+    Sync();
+    Best best;
+    for (const Best& other : state_.bests()) best = Better(best, other);
+    Sync();
+    return best.Found() ? best : Best{};
+  }
+
+  template <class F>
+  void ArgMaxEach(int32_t segments, int32_t n, F key, Best* result) {
+    for (int32_t s = lane_; s < segments; s += size()) {
+      Best best;
+      for (int32_t i = 0; i < n; ++i) {
+        const int64_t value = key(s, i);
+        if (value > best.key) best = Best{value, i};
+      }
+      result[s] = best;
+    }
+    Sync();
+  }
+
+  template <class F>
+  void ScanEach(int32_t segments, int32_t n, F value, int64_t* result) {
+    for (int32_t s = lane_; s < segments; s += size()) {
+      int64_t sum = 0;
+      for (int32_t i = 0; i < n; ++i) {
+        result[int64_t{s} * n + i] = sum;
+        sum += value(s, i);
+      }
+    }
+    Sync();
+  }
+
+  template <class F>
+  void Single(F f) {
+    if (lane_ == 0) f();
+  }
+
+ private:
+  ThreadTeamState& state_;
+  int32_t lane_;
+};
+
+// body(team) on `size` threads; returns when all are done.
+template <class Body>
+void RunThreads(int32_t size, Body body) {
+  ThreadTeamState state(size);
+  std::vector<std::thread> threads;
+  threads.reserve(size);
+  for (int32_t lane = 0; lane < size; ++lane) {
+    threads.emplace_back([&state, &body, lane] {
+      ThreadTeam team(state, lane);
+      body(team);
+    });
+  }
+  for (std::thread& thread : threads) thread.join();
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
