@@ -43,7 +43,7 @@ def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = 
       problem: the question; `problem.effort` is a key of `EFFORTS`.
       expert_idx: int32 [R, T, K], the experts of every token, -1 for padding; needed where `cost.dedup`.
     """
-    effort = EFFORTS[getattr(problem, "effort", "default")]
+    effort = EFFORTS[problem.effort]
     facts = Facts.of(omega, problem, expert_idx)
     pairs = find_pairs(facts)
     found = [Plans.empty(facts, 1)]
