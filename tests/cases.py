@@ -41,8 +41,16 @@ class Case:
     def cost(self) -> CostModel:
         return CostModel.from_model(self.hidden, self.ffn, Hardware.h800())
 
-    def problem(self, *, cap_rows: int | None = None, block_rows: int = 128, objective: str = "bottleneck") -> Problem:
-        return Problem(self.topology, self.cost, self.num_experts, self.num_slots, cap_rows, block_rows, objective)
+    def problem(
+        self,
+        *,
+        cap_rows: int | None = None,
+        block_rows: int = 128,
+        objective: str = "bottleneck",
+        effort: str = "default",
+    ) -> Problem:
+        sizes = (self.num_experts, self.num_slots)
+        return Problem(self.topology, self.cost, *sizes, cap_rows, block_rows, objective, effort)
 
 
 def _model(name, model, *tags):

@@ -9,8 +9,8 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from topoep_jax.plan.cost import CostModel, Hardware
-from topoep_jax.plan.problem import EFFORTS
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
+from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.routing import Forced, get_router
 from topoep_jax.topology import Topology
 

@@ -11,8 +11,9 @@ from absl import flags
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan import pulls
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, Hardware
-from topoep_jax.plan.problem import EFFORTS, Problem
+from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
 from topoep_jax.topology import Topology
@@ -140,7 +141,7 @@ def define() -> flags.FlagValues:
         "what the planners minimise, if they have a choice",
         flag_values=values,
     )
-    flags.DEFINE_enum("effort", "default", EFFORTS, "how long the planner 'topoep' searches", flag_values=values)
+    flags.DEFINE_enum("effort", "default", list(EFFORTS), "how long the planner 'topoep' searches", flag_values=values)
     flags.DEFINE_enum("pulls", "direct", pulls.MODES, "how a replica's parameters travel", flag_values=values)
     text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`")
     count(

@@ -18,6 +18,7 @@ from topoep_jax.plan.types import Plan, Status
 EXEMPT: dict[str, dict[str, str]] = {
     "none": {},
     "topoep_paper": {"never_worse": "the paper fills slots to save traffic without looking at load, and may lose"},
+    "topoep": {},
     "eplb": {
         "slots": "experts move: a rank holds any E/R + N of them, and mains may be missing; evaluation only",
         "benefit": "copies are placed by load; domains are unknown to it",

@@ -8,9 +8,6 @@ import numpy as np
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.topology import Topology
 
-EFFORTS = ("fast", "default", "full")
-"""How long a planner that searches may search: fewest candidates first."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Problem:
@@ -24,7 +21,7 @@ class Problem:
       cap_rows: bound on a rank's aligned rows, or None.
       block_rows: the rows of an active instance are rounded up to a multiple of this.
       objective: key of `cost.OBJECTIVES`.
-      effort: one of `EFFORTS`; only the planner "topoep" reads it.
+      effort: key of `topoep.EFFORTS`; only that planner reads it.
     """
 
     topology: Topology

@@ -13,9 +13,10 @@ from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, split_picoseconds
 from topoep_jax.plan.dedup import matches_demand
 from topoep_jax.plan.paper import topoep_paper
 from topoep_jax.plan.problem import Draft, Planner, Problem, meets_cap, none
+from topoep_jax.plan.topoep import topoep
 from topoep_jax.plan.types import Plan, Status
 
-PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper, **BASELINES}
+PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper, "topoep": topoep, **BASELINES}
 
 DEFAULT_PLANNER = "topoep_paper"
 
@@ -43,7 +44,9 @@ def solve(omega: np.ndarray, problem: Problem, planner: str, expert_idx: np.ndar
     omega = np.asarray(omega).astype(np.int64)
     if is_bad(omega, problem, expert_idx):
         return refuse(problem)
-    return finish(PLANNERS[planner](omega, problem), omega, problem, expert_idx)
+    # The others do not look at tokens.
+    draft = topoep(omega, problem, expert_idx) if planner == "topoep" else PLANNERS[planner](omega, problem)
+    return finish(draft, omega, problem, expert_idx)
 
 
 def is_bad(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None) -> bool:
