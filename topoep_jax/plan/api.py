@@ -138,6 +138,7 @@ def _solve_cpu(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem,
         block_rows=problem.block_rows,
         planner=planner,
         objective=problem.objective,
+        effort=problem.effort,
         expert_idx=expert_idx,
     )
 
