@@ -10,6 +10,7 @@ from typing import Any
 from absl import flags
 
 from models.qwen3_moe import Qwen3MoEConfig
+from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
 
@@ -52,7 +53,10 @@ class TrainConfig:
     domains: int = _setting(
         0, "equal scale-up domains to see the ranks as; 0: two halves on CPU, the mesh's own elsewhere"
     )
-    planner: str = _setting("topoep_paper", "topoep_paper, or none for no replicas")
+    planner: str = _setting(
+        DEFAULT_PLANNER, "topoep, topoep_paper, a baseline of docs/planners.md, or none for no replicas"
+    )
+    effort: str = _setting("fast", "how long the planner topoep searches: fast, default or full")
     num_slots: int = _setting(2, "replica slots per rank")
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
     skew: float | None = _setting(

@@ -113,6 +113,7 @@ def build(config: TrainConfig) -> Program:
     optimizer = make_optimizer(config)
     moe_options = {
         "planner": config.planner,
+        "effort": config.effort,
         "num_slots": config.num_slots if config.ep > 1 else 0,  # A rank alone has no one to replicate.
         "block_rows": config.block_rows,
         "topology": make_topology(config, mesh),
