@@ -60,18 +60,23 @@ def demand(case, seed=0):
     return [(kind, small_demand(case, kind, seed).astype(np.int64)) for kind in GOOD_KINDS]
 
 
-def batch(case, effort="fast"):
-    """All candidates of a case that has some."""
-    return candidates(case.topology, case.num_slots, EFFORTS[effort])
+EFFORT = dataclasses.replace(EFFORTS["fast"], spread=(NO_SPREAD, 10), greedy_spread=(0, 50), price=(0, 5), fill_moves=8)
+"""Few candidates, but of every sort."""
+
+
+def batch(case):
+    """The candidates of a case."""
+    return candidates(case.topology, case.num_slots, EFFORT)
 
 
 def test_candidates_come_in_order_and_once():
     found = candidates(Topology.uniform(4, 8), 2, EFFORTS["default"])
     assert found[0] == EMPTY
-    assert [c.spread for c in found[1:8]] == [0, 20, 40, 60, 80, 100, 120]
+    assert [(c.spread, c.price) for c in found[1:6]] == [(0, 0), (0, 3), (0, 9), (30, 0), (30, 3)]
+    assert [(c.spread, c.price) for c in found[13:16]] == [(0, -1), (20, -1), (40, -1)]
     assert list(dict.fromkeys(c.own for c in found)) == [UNLIMITED, 9, 6, 3, 1]
-    assert len(found) == len(set(found)) == 8 + 5 * 3 * 11 * 2
-    assert [(c.inbound, c.sixteenths, c.spread) for c in found[8:11]] == [(0, 4, -1), (0, 4, 10), (0, 6, -1)]
+    assert len(found) == len(set(found)) == 16 + 5 * 3 * 11 * 2
+    assert [(c.inbound, c.sixteenths, c.spread) for c in found[16:19]] == [(0, 4, -1), (0, 4, 10), (0, 6, -1)]
 
 
 def test_shares_of_few_slots_are_not_tried_twice():
@@ -120,7 +125,7 @@ def test_fill_serves_what_was_selected_and_moves_every_row_once(case):
         facts = Facts.of(omega, case.problem())
         pairs = find_pairs(facts)
         chosen = select(facts, pairs, serving)
-        slot_expert, rows = fill(facts, pairs, chosen)
+        slot_expert, rows = fill(facts, pairs, chosen, moves=8)
         assert (rows >= 0).all(), kind
         assert (rows.sum(axis=(1, 2)) == omega.sum()).all(), kind
         mains = case.problem().mains_per_rank
@@ -141,7 +146,7 @@ def test_fill_serves_what_was_selected_and_moves_every_row_once(case):
 def test_candidates_conserve_rows_and_hold_no_expert_twice(case):
     for kind, omega in demand(case, seed=1):
         facts = Facts.of(omega, case.problem())
-        plans = build(facts, find_pairs(facts), batch(case))
+        plans = build(facts, find_pairs(facts), batch(case), EFFORT.fill_moves)
         assert (plans.quota >= 0).all()
         for index in range(len(plans)):
             assert (omega == plans.draft(index, facts).quota.sum(axis=1).T).all(), kind
@@ -157,9 +162,9 @@ def test_a_candidate_does_not_depend_on_the_others(case):
     for _, omega in demand(case, seed=3):
         facts = Facts.of(omega, case.problem())
         pairs = find_pairs(facts)
-        together = build(facts, pairs, batch(case))
+        together = build(facts, pairs, batch(case), EFFORT.fill_moves)
         for index, candidate in list(enumerate(batch(case)))[::3]:
-            alone = build(facts, pairs, (candidate,))
+            alone = build(facts, pairs, (candidate,), EFFORT.fill_moves)
             improve(facts, alone, tuple(Kind), functools.partial(objective, facts))
             if index == 0:
                 improve(facts, together, tuple(Kind), functools.partial(objective, facts))
@@ -172,7 +177,7 @@ def test_a_candidate_does_not_depend_on_the_others(case):
 def test_no_round_raises_the_cost(case, kind):
     for _, omega in demand(case, seed=2):
         facts = Facts.of(omega, case.problem(block_rows=4))
-        plans = build(facts, find_pairs(facts), batch(case))
+        plans = build(facts, find_pairs(facts), batch(case), EFFORT.fill_moves)
         for costs, level in ((objective, False), (thrifty_objective, False), (max_aligned_rows, True)):
             if level and kind != Kind.LOAD:
                 continue

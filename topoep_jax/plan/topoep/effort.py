@@ -9,6 +9,8 @@ UNLIMITED = 2**31 - 1
 """`Candidate.own` of a main rank that may send any number of copies."""
 NO_SPREAD = -1
 """`Candidate.spread` of a candidate whose copies stay where the domains put them."""
+BY_INTERVALS = -1
+"""`Candidate.price` of a candidate that spreads in one step, by interval overlap."""
 
 
 class Kind(enum.IntEnum):
@@ -37,15 +39,17 @@ class Candidate:
         all that pay.
       sixteenths: share of a domain's slots given to remote experts; 0 is the empty plan.
       spread: permille above the fair load from which ranks spill over to any rank with a free slot, or `NO_SPREAD`.
+      price: spread move by move, where a new copy must be worth so many quarters of its pull; or `BY_INTERVALS`.
     """
 
     own: int
     inbound: int
     sixteenths: int
     spread: int
+    price: int
 
 
-EMPTY = Candidate(own=UNLIMITED, inbound=0, sixteenths=0, spread=NO_SPREAD)
+EMPTY = Candidate(own=UNLIMITED, inbound=0, sixteenths=0, spread=NO_SPREAD, price=BY_INTERVALS)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +61,10 @@ class Effort:
       inbound: as in `Candidate`.
       sixteenths: as in `Candidate`, all above 0.
       spread: as in `Candidate`.
-      empty_spread: the spreads of candidates that start from the empty plan.
+      greedy_spread: the spreads of candidates that move rows off the empty plan one by one.
+      price: as in `Candidate`, of these.
+      empty_spread: the spreads of candidates that start from the empty plan, by intervals.
+      fill_moves: most moves that level a domain after its slots were filled.
       thrifty: rounds of the first phase, which also pays for the mean traffic between domains.
       eager: rounds of the second phase, which looks at the objective alone.
       paper: whether the paper's plan is an entry too.
@@ -67,7 +74,10 @@ class Effort:
     inbound: tuple[int, ...]
     sixteenths: tuple[int, ...]
     spread: tuple[int, ...]
+    greedy_spread: tuple[int, ...]
+    price: tuple[int, ...]
     empty_spread: tuple[int, ...]
+    fill_moves: int
     thrifty: tuple[Kind, ...]
     eager: tuple[Kind, ...]
     paper: bool
@@ -78,8 +88,11 @@ EFFORTS: dict[str, Effort] = {
         own=(None, 2),
         inbound=(0, 6),
         sixteenths=(8, 13, 16),
-        spread=(NO_SPREAD, 10),
+        spread=(NO_SPREAD,),
+        greedy_spread=(),
+        price=(),
         empty_spread=(0, 40),
+        fill_moves=4,
         thrifty=(LOAD, INBOUND) * 2,
         eager=(LOAD, INBOUND),
         paper=False,
@@ -89,7 +102,10 @@ EFFORTS: dict[str, Effort] = {
         inbound=(0, 4, 8),
         sixteenths=(4, 6, 8, 9, 10, 11, 12, 13, 14, 15, 16),
         spread=(NO_SPREAD, 10),
-        empty_spread=(0, 20, 40, 60, 80, 100, 120),
+        greedy_spread=(0, 30, 60, 100),
+        price=(0, 3, 9),
+        empty_spread=(0, 20, 40),
+        fill_moves=8,
         thrifty=(LOAD, INBOUND) * 5 + (HOME, HOME),
         eager=(LOAD, INBOUND) * 4,
         paper=True,
@@ -99,7 +115,10 @@ EFFORTS: dict[str, Effort] = {
         inbound=(0, 2, 4, 8, 12, 16),
         sixteenths=tuple(range(1, 17)),
         spread=(NO_SPREAD, 10),
-        empty_spread=(0, 20, 40, 60, 80, 100, 120),
+        greedy_spread=(0, 10, 20, 30, 40, 60, 80, 100, 150),
+        price=(0, 3, 9),
+        empty_spread=(0, 20, 40),
+        fill_moves=8,
         thrifty=(LOAD, INBOUND) * 7 + (HOME, HOME),
         eager=(LOAD, INBOUND) * 6,
         paper=True,
@@ -119,9 +138,10 @@ def candidates(topology: Topology, num_slots: int, effort: Effort) -> tuple[Cand
     sixteenths = [share for share in effort.sixteenths if share in by_share.values()]
     return (
         EMPTY,
-        *(Candidate(UNLIMITED, 0, 0, spread) for spread in effort.empty_spread),
+        *(dataclasses.replace(EMPTY, spread=s, price=p) for s in effort.greedy_spread for p in effort.price),
+        *(dataclasses.replace(EMPTY, spread=s) for s in effort.empty_spread),
         *(
-            Candidate(limit, target, share, spread)
+            Candidate(limit, target, share, spread, BY_INTERVALS)
             for limit in own
             for target in effort.inbound
             for share in sixteenths

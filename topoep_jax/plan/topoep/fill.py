@@ -11,7 +11,6 @@ from topoep_jax.plan.topoep.select import Pairs, place_in_domain
 VARIANTS = ((1010, False), (1010, True), (1200, False), (1200, True))
 """What a domain tries: permille of the mean load up to which a rank is filled, and whether remote experts are dealt
 out evenly."""
-MOST_MOVES = 8
 CLOSED = -2
 """Slot of a position that has no rank (domains may be uneven)."""
 _FAR = np.iinfo(np.int64).max
@@ -65,8 +64,8 @@ class Items:
     remote: np.ndarray
 
 
-def fill(facts: Facts, pairs: Pairs, chosen: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-    """Fills all domains for each selection of pairs (bool [C, n]).
+def fill(facts: Facts, pairs: Pairs, chosen: np.ndarray, moves: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fills all domains for each selection of pairs (bool [C, n]), and levels each with at most so many moves.
 
     Returns:
       The experts of the slots, int64 [C, R, N], and the rows of all instances, int64 [C, R, J].
@@ -77,7 +76,7 @@ def fill(facts: Facts, pairs: Pairs, chosen: np.ndarray) -> tuple[np.ndarray, np
     repeat = len(VARIANTS)
     items = _carve(facts, domains, expert.repeat(repeat, axis=0), rows.repeat(repeat, axis=0))
     feasible = _place(domains, items)
-    _level(facts, domains)
+    _level(facts, domains, moves)
     cost = np.where(feasible, _cost(facts, domains), _FAR).reshape(-1, repeat)
     best = cost.argmin(axis=1) + np.arange(count * num_domains) * repeat
     return _by_rank(facts, domains, best, count)
@@ -222,16 +221,15 @@ def _join(domains: Domains, items: Items, load: np.ndarray) -> np.ndarray:
     return feasible
 
 
-def _level(facts: Facts, domains: Domains) -> None:
+def _level(facts: Facts, domains: Domains, moves: int) -> None:
     """The busiest rank of each domain gives rows to another, half of the gap at a time."""
     mains = facts.problem.mains_per_rank
     live = np.arange(len(domains.domain))
-    for _ in range(MOST_MOVES):
+    for _ in range(moves):
         d = Domains(*(getattr(domains, field.name)[live] for field in dataclasses.fields(Domains)))
         load = d.load()
-        level = level_of(load, d.speed)
         each = np.arange(live.size)
-        busy = level.argmax(axis=1)
+        busy = level_of(load, d.speed).argmax(axis=1)
         own = d.member[each, busy][:, None] * mains + np.arange(mains)
         expert = np.concatenate([own, d.slot_expert[each, busy]], axis=1)  # [B, J]
         rows = np.concatenate([d.main_rows[each, busy], d.slot_rows[each, busy]], axis=1)
@@ -247,8 +245,7 @@ def _level(facts: Facts, domains: Domains) -> None:
         some = np.flatnonzero(feasible.any(axis=(1, 2)))
         if some.size == 0:
             return
-        light = np.broadcast_to(level[..., None], amount.shape)
-        best = first_smallest(feasible[some], -amount[some], light[some], ~holds[some])
+        best = first_smallest(feasible[some], -amount[some], ~holds[some])
         target, instance = np.divmod(best, expert.shape[1])
         _move(
             domains,

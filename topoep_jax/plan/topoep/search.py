@@ -8,9 +8,10 @@ import numpy as np
 
 from topoep_jax.plan.paper import topoep_paper
 from topoep_jax.plan.problem import Draft, Problem
-from topoep_jax.plan.topoep.effort import EFFORTS, NO_SPREAD, Candidate, Effort, candidates
+from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, NO_SPREAD, Candidate, Effort, candidates
 from topoep_jax.plan.topoep.facts import Facts
 from topoep_jax.plan.topoep.fill import fill
+from topoep_jax.plan.topoep.greedy import greedy
 from topoep_jax.plan.topoep.improve import (
     LEVEL_ROUNDS,
     cross_rows,
@@ -48,7 +49,7 @@ def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = 
     pairs = find_pairs(facts)
     found = [Plans.empty(facts, 1)]
     for batch in _batches(candidates(problem.topology, problem.num_slots, effort), facts):
-        found.append(_stages(facts, build(facts, pairs, batch), effort))
+        found.append(_stages(facts, build(facts, pairs, batch, effort.fill_moves), effort))
     if effort.paper:
         found.append(Plans.of(facts, topoep_paper(omega, problem)))
     cost, cross, aligned = (
@@ -63,25 +64,30 @@ def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = 
     return plans.draft(best, facts)
 
 
-def build(facts: Facts, pairs: Pairs, batch: Sequence[Candidate]) -> Plans:
+def build(facts: Facts, pairs: Pairs, batch: Sequence[Candidate], fill_moves: int) -> Plans:
     """The plans of some candidates, before they are improved."""
-    selections = [c for c in dict.fromkeys(dataclasses.replace(c, spread=NO_SPREAD) for c in batch) if c.sixteenths]
     plans = Plans.empty(facts, len(batch))
+    selections = list(dict.fromkeys(_selection(c) for c in batch if c.sixteenths))
     if selections:
         chosen = select(facts, pairs, selections)
-        filled = split(facts, pairs, chosen, *fill(facts, pairs, chosen))
-        number = {selection: i for i, selection in enumerate(selections)}
-        served = np.array([i for i, c in enumerate(batch) if c.sixteenths])
-        plans.put(
-            served, filled.at(np.array([number[dataclasses.replace(batch[i], spread=NO_SPREAD)] for i in served]))
-        )
-    permille = np.array([c.spread for c in batch], np.int64)
-    some = np.flatnonzero(permille != NO_SPREAD)
-    if some.size:
-        spilled = plans.at(some)
-        spread(facts, spilled, permille[some])
-        plans.put(some, spilled)
+        filled = split(facts, pairs, chosen, *fill(facts, pairs, chosen, fill_moves))
+        serving = np.array([i for i, c in enumerate(batch) if c.sixteenths])
+        plans.put(serving, filled.at(np.array([selections.index(_selection(batch[i])) for i in serving])))
+    permille, price = (np.array([getattr(c, name) for c in batch], np.int64) for name in ("spread", "price"))
+    by_moves = np.flatnonzero(price != BY_INTERVALS)
+    if by_moves.size:
+        plans.put(by_moves, greedy(facts, permille[by_moves], price[by_moves]))
+    by_intervals = np.flatnonzero((permille != NO_SPREAD) & (price == BY_INTERVALS))
+    if by_intervals.size:
+        spilled = plans.at(by_intervals)
+        spread(facts, spilled, permille[by_intervals])
+        plans.put(by_intervals, spilled)
     return plans
+
+
+def _selection(candidate: Candidate) -> Candidate:
+    """What a candidate has in common with others that place the same experts in each domain."""
+    return dataclasses.replace(candidate, spread=NO_SPREAD)
 
 
 def _batches(every: Sequence[Candidate], facts: Facts) -> Iterator[Sequence[Candidate]]:

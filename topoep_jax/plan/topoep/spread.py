@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.topoep.apportion import apportion, common_length
+from topoep_jax.plan.topoep.apportion import common_length
 from topoep_jax.plan.topoep.facts import NOWHERE, Facts, share
 from topoep_jax.plan.topoep.state import Plans
 
@@ -26,10 +26,13 @@ class Intervals:
     end: np.ndarray
 
     @classmethod
-    def of(cls, length: np.ndarray, scope: np.ndarray) -> "Intervals":
-        """Lays things of `length` (int64 [C, n]) on the lines `scope` (int64 [n]): longest first, then lowest index."""
+    def of(cls, length: np.ndarray, scope: np.ndarray, *order: np.ndarray) -> "Intervals":
+        """Lays things of `length` (int64 [C, n]) on the lines `scope` (int64 [n]).
+
+        They lie by `order` (each int64 [C, n], the first is decisive), then longest first, then by index.
+        """
         scope = np.broadcast_to(scope, length.shape)
-        index = np.lexsort((-length, scope), axis=1)
+        index = np.lexsort((-length, *reversed(order), scope), axis=1)
         length, scope = np.take_along_axis(length, index, axis=1), np.take_along_axis(scope, index, axis=1)
         end = length.cumsum(axis=1)
         lines = np.zeros((len(length), int(scope.max(initial=0)) + 1), np.int64)
@@ -63,7 +66,11 @@ def _spill_over(facts: Facts, plans: Plans, target: np.ndarray, scope: np.ndarra
     load = rows.sum(axis=2)
     free = plans.slot_expert == NOWHERE
     spare = np.where(free.any(axis=2), np.maximum(target - load, 0), 0)
-    items = Intervals.of(_spill(rows, target).reshape(len(plans), -1), scope.repeat(instances)).without_empty()
+    spill = _spill(rows, target)
+    excess = np.broadcast_to(-spill.sum(axis=2, keepdims=True), spill.shape)
+    giver = np.broadcast_to(np.arange(facts.num_ranks)[:, None], spill.shape)
+    spill, excess, giver = (a.reshape(len(plans), -1) for a in (spill, excess, giver))
+    items = Intervals.of(spill, scope.repeat(instances), excess, giver).without_empty()
     receivers = Intervals.of(spare, scope).without_empty()
     if items.index.size == 0 or receivers.index.size == 0:
         return
@@ -96,22 +103,8 @@ def _spill_over(facts: Facts, plans: Plans, target: np.ndarray, scope: np.ndarra
         offer[plan, :, position] = np.where(same_expert, 0, offer[plan, :, position])
 
     plan, item = np.nonzero(accepted.any(axis=2))
-    if plan.size == 0:
-        return
-    takers = np.argsort(accepted[plan, item] == 0, axis=1, kind="stable")
-    takers = takers[:, : int((accepted > 0).sum(axis=2).max())]  # in the order of receivers
-    taken = np.take_along_axis(accepted[plan, item], takers, axis=1)
-    source_rank, source_instance = rank[plan, item], instance[plan, item]
-    quota = plans.quota.transpose(0, 2, 3, 1)  # [C, R, J, source], a view
-    given = quota[plan, source_rank, source_instance]
-    stays = given.sum(axis=1) - taken.sum(axis=1)
-    parts = apportion(given, np.concatenate([taken, stays[:, None]], axis=1))
-    quota[plan, source_rank, source_instance] = parts[..., -1]
-    k, taker = np.nonzero(taken)
-    position = takers[k, taker]
-    to, slot = receiver[plan[k], position], slot_of[plan[k], item[k], position]
-    plans.slot_expert[plan[k], to, slot] = expert[plan[k], item[k]]
-    quota[plan[k], to, mains + slot] = parts[k, :, taker]
+    at = (plan, rank[plan, item], instance[plan, item])
+    plans.hand_out(*at, accepted[plan, item], receiver[plan], mains + slot_of[plan, item])
 
 
 def _spill(rows: np.ndarray, target: np.ndarray) -> np.ndarray:

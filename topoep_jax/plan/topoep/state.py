@@ -6,6 +6,7 @@ from collections.abc import Sequence
 import numpy as np
 
 from topoep_jax.plan.problem import Draft
+from topoep_jax.plan.topoep.apportion import apportion
 from topoep_jax.plan.topoep.facts import NOWHERE, Facts
 
 
@@ -82,6 +83,40 @@ class Plans:
         """Frees the slots without rows: they would be pulled for nothing."""
         mains = self.quota.shape[3] - self.slot_expert.shape[2]
         self.slot_expert[self.rows()[..., mains:] == 0] = NOWHERE
+
+    def hand_out(
+        self,
+        plan: np.ndarray,
+        rank: np.ndarray,
+        instance: np.ndarray,
+        rows: np.ndarray,
+        to: np.ndarray,
+        to_instance: np.ndarray,
+    ) -> None:
+        """Moves rows of n instances into free slots, apportioned over the sources; what is left stays.
+
+        Args:
+          plan: int64 [n].
+          rank: int64 [n].
+          instance: int64 [n], each (plan, rank, instance) at most once.
+          rows: int64 [n, takers], 0 for none; of an instance, no more than it has.
+          to: int64 [n, takers], ranks.
+          to_instance: int64 [n, takers], their slots.
+        """
+        most = int((rows > 0).sum(axis=1).max(initial=0))
+        some = np.argsort(rows == 0, axis=1, kind="stable")[:, :most]  # takers that take, in their order
+        rows, to, to_instance = (np.take_along_axis(a, some, axis=1) for a in (rows, to, to_instance))
+        quota = self.quota.transpose(0, 2, 3, 1)  # [C, R, J, source], a view
+        given = quota[plan, rank, instance]
+        stays = given.sum(axis=1) - rows.sum(axis=1)
+        parts = apportion(given, np.concatenate([rows, stays[:, None]], axis=1))
+        expert = self.experts()[plan, rank, instance]
+        quota[plan, rank, instance] = parts[..., -1]
+        n, taker = np.nonzero(rows)
+        at = (plan[n], to[n, taker], to_instance[n, taker])
+        quota[at] = parts[n, :, taker]
+        mains = self.quota.shape[3] - self.slot_expert.shape[2]
+        self.slot_expert[at[0], at[1], at[2] - mains] = expert[n]
 
     def draft(self, index: int, facts: Facts) -> Draft:
         """One of the plans as a draft."""
