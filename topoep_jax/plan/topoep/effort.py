@@ -68,6 +68,9 @@ class Effort:
       thrifty: rounds of the first phase, which also pays for the mean traffic between domains.
       eager: rounds of the second phase, which looks at the objective alone.
       paper: whether the paper's plan is an entry too.
+      refine_changes: plans of which one slot can change in at most so many ways are refined, change by change.
+      refine_starts: so many of the cheapest entries are refined besides the one chosen.
+      refine_waves: most changes of each.
     """
 
     own: tuple[int | None, ...]
@@ -81,6 +84,9 @@ class Effort:
     thrifty: tuple[Kind, ...]
     eager: tuple[Kind, ...]
     paper: bool
+    refine_changes: int
+    refine_starts: int
+    refine_waves: int
 
 
 EFFORTS: dict[str, Effort] = {
@@ -96,6 +102,9 @@ EFFORTS: dict[str, Effort] = {
         thrifty=(LOAD, INBOUND) * 2,
         eager=(LOAD, INBOUND),
         paper=False,
+        refine_changes=0,
+        refine_starts=0,
+        refine_waves=0,
     ),
     "default": Effort(
         own=(None, 6, 4, 2, 1),
@@ -109,6 +118,9 @@ EFFORTS: dict[str, Effort] = {
         thrifty=(LOAD, INBOUND) * 5 + (HOME, HOME),
         eager=(LOAD, INBOUND) * 4,
         paper=True,
+        refine_changes=0,
+        refine_starts=0,
+        refine_waves=0,
     ),
     "full": Effort(
         own=(None, 6, 4, 2, 1),
@@ -122,6 +134,9 @@ EFFORTS: dict[str, Effort] = {
         thrifty=(LOAD, INBOUND) * 7 + (HOME, HOME),
         eager=(LOAD, INBOUND) * 6,
         paper=True,
+        refine_changes=0,
+        refine_starts=0,
+        refine_waves=0,
     ),
 }
 """Every step of effort by name, from quick to thorough."""

@@ -67,6 +67,12 @@ def max_aligned_rows(facts: Facts, plans: Plans) -> np.ndarray:
     return np.array([aligned_rows(quota, facts.problem.block_rows).max() for quota in plans.quota], np.int64)
 
 
+def meets_cap(facts: Facts, aligned: np.ndarray) -> np.ndarray:
+    """Which of some plans' `max_aligned_rows` meet the cap."""
+    cap = facts.problem.cap_rows
+    return np.ones(aligned.shape, bool) if cap is None else aligned <= cap
+
+
 @dataclasses.dataclass
 class Siblings:
     """Every two instances of one expert in C plans, by (plan, receiver, its instance, giver).

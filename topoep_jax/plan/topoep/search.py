@@ -17,9 +17,11 @@ from topoep_jax.plan.topoep.improve import (
     cross_rows,
     improve,
     max_aligned_rows,
+    meets_cap,
     objective,
     thrifty_objective,
 )
+from topoep_jax.plan.topoep.refine import can_refine, refine
 from topoep_jax.plan.topoep.select import Pairs, find_pairs, select
 from topoep_jax.plan.topoep.split import split
 from topoep_jax.plan.topoep.spread import spread
@@ -56,12 +58,34 @@ def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = 
         np.concatenate([measure(facts, plans) for plans in found])
         for measure in (objective, cross_rows, max_aligned_rows)
     )
-    best = choose(cost, cross, aligned, _meets_cap(facts, aligned), paper=effort.paper)
+    eligible = meets_cap(facts, aligned)
+    best = choose(cost, cross, aligned, eligible, paper=effort.paper)
+    plan = _entry(found, best)
+    if can_refine(facts, effort):
+        plan = _refined(facts, effort, found, plan, cost[eligible], np.flatnonzero(eligible))
+    return plan.draft(0, facts)
+
+
+def _entry(found: Sequence[Plans], index: int) -> Plans:
+    """One plan by its place among all that were `found`."""
     for plans in found:
-        if best < len(plans):
+        if index < len(plans):
             break
-        best -= len(plans)
-    return plans.draft(best, facts)
+        index -= len(plans)
+    return plans.at(np.array([index]))
+
+
+def _refined(
+    facts: Facts, effort: Effort, found: Sequence[Plans], plan: Plans, cost: np.ndarray, entry: np.ndarray
+) -> Plans:
+    """The best of `plan` and the cheapest entries, all refined; of entries of equal `cost` only the first is tried."""
+    best = refine(facts, effort, plan)
+    _, first = np.unique(cost, return_index=True)
+    for index in entry[first[: effort.refine_starts]] if best.fits else ():
+        other = refine(facts, effort, _entry(found, int(index)))
+        if other.cost < best.cost:
+            best = other
+    return best.plan
 
 
 def build(facts: Facts, pairs: Pairs, batch: Sequence[Candidate], fill_moves: int) -> Plans:
@@ -102,17 +126,11 @@ def _stages(facts: Facts, plans: Plans, effort: Effort) -> Plans:
     improve(facts, plans, effort.thrifty, functools.partial(thrifty_objective, facts))
     thrifty = plans.at(everyone)
     improve(facts, plans, effort.eager, functools.partial(objective, facts))
-    missed = np.flatnonzero(~_meets_cap(facts, max_aligned_rows(facts, plans)))
+    missed = np.flatnonzero(~meets_cap(facts, max_aligned_rows(facts, plans)))
     level = plans.at(missed)
     improve(facts, level, LEVEL_ROUNDS, functools.partial(max_aligned_rows, facts), level=True)
     order = np.argsort(np.concatenate([everyone, everyone, missed]), kind="stable")
     return Plans.joined([thrifty, plans, level]).at(order)
-
-
-def _meets_cap(facts: Facts, aligned: np.ndarray) -> np.ndarray:
-    """Which of some largest aligned rows meet the cap."""
-    cap = facts.problem.cap_rows
-    return np.ones(aligned.shape, bool) if cap is None else aligned <= cap
 
 
 def choose(cost: np.ndarray, cross: np.ndarray, aligned: np.ndarray, eligible: np.ndarray, *, paper: bool) -> int:
