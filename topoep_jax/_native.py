@@ -94,8 +94,8 @@ def plan(
 def _search(planner: str, effort: str, topology: Topology, num_slots: int) -> dict[str, Any]:
     """The attributes that tell planner `topoep` what to try; the others try nothing."""
     if planner != "topoep":
-        none, no_kind = np.zeros(0, np.int64), np.zeros(0, np.int32)
-        return {"candidates": none, "thrifty": no_kind, "eager": no_kind, "fill_moves": 0, "paper": False}
+        arrays = {"candidates": np.zeros(0, np.int64), "thrifty": np.zeros(0, np.int32), "eager": np.zeros(0, np.int32)}
+        return arrays | {"fill_moves": 0, "paper": False, "refine_changes": 0, "refine_starts": 0, "refine_waves": 0}
     step = EFFORTS[effort]
     fields = [dataclasses.astuple(candidate) for candidate in candidates(topology, num_slots, step)]
     return {
@@ -104,4 +104,7 @@ def _search(planner: str, effort: str, topology: Topology, num_slots: int) -> di
         "eager": np.array(step.eager, np.int32),
         "fill_moves": step.fill_moves,
         "paper": step.paper,
+        "refine_changes": step.refine_changes,
+        "refine_starts": step.refine_starts,
+        "refine_waves": step.refine_waves,
     }

@@ -18,6 +18,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/topoep/context.h",
     "xla_ffi/plan/topoep/fill.h",
     "xla_ffi/plan/topoep/improve.h",
+    "xla_ffi/plan/topoep/refine.h",
     "xla_ffi/plan/topoep/search.h",
     "xla_ffi/plan/topoep/select.h",
     "xla_ffi/plan/topoep/split.h",

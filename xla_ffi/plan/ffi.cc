@@ -133,7 +133,8 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
                       int64_t inter_fs_per_byte, int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
                       ffi::Span<const int32_t> rank_speed, bool dedup, int64_t pulls,
                       ffi::Span<const int64_t> candidates, ffi::Span<const int32_t> thrifty,
-                      ffi::Span<const int32_t> eager, int64_t fill_moves, bool paper, int64_t num_threads) {
+                      ffi::Span<const int32_t> eager, int64_t fill_moves, bool paper, int64_t refine_changes,
+                      int64_t refine_starts, int64_t refine_waves, int64_t num_threads) {
   const Cost cost{expert_bytes,
                   token_bytes,
                   row_ps,
@@ -152,6 +153,9 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
           CheckRange("num_slots", num_slots, 0, std::min(num_experts - mains, kMaxReplicas / num_ranks)),
           CheckRange("planner", planner, 0, static_cast<int64_t>(Planner::kTopoep)),
           CheckRange("objective", objective, 0, static_cast<int64_t>(Objective::kEq8)),
+          CheckRange("refine_changes", refine_changes, 0, kMaxSetting),
+          CheckRange("refine_starts", refine_starts, 0, kMaxSetting),
+          CheckRange("refine_waves", refine_waves, 0, kMaxSetting),
           CheckRange("cap_rows", cap_rows, kNoCap, kInt64Max),
           CheckRange("block_rows", block_rows, 1, kInt32Max),
           CheckCost(cost, num_ranks, static_cast<int64_t>(rank_speed.size()), mains + num_slots),
@@ -181,7 +185,10 @@ ffi::Error PlanOnHost(Int32s omega, Int32s expert_idx, ffi::Result<Int32s> slot_
                       eager.begin(),
                       static_cast<int32_t>(eager.size()),
                       static_cast<int32_t>(fill_moves),
-                      paper};
+                      paper,
+                      refine_changes,
+                      static_cast<int32_t>(refine_starts),
+                      static_cast<int32_t>(refine_waves)};
   // Without de-duplication there are no tokens to follow: any three dimensions do.
   const Dimensions tokens = expert_idx.dimensions();
   if (tokens.size() != 3) return ffi::Error::InvalidArgument("topoep_plan: expert_idx has shape " + Text(tokens));
@@ -247,4 +254,7 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPlan, topoep::PlanOnHost,
                                   .Attr<xla::ffi::Span<const int32_t>>("eager")
                                   .Attr<int64_t>("fill_moves")
                                   .Attr<bool>("paper")
+                                  .Attr<int64_t>("refine_changes")
+                                  .Attr<int64_t>("refine_starts")
+                                  .Attr<int64_t>("refine_waves")
                                   .Attr<int64_t>("num_threads"));

@@ -27,6 +27,8 @@ inline constexpr int32_t kPhases = 3;
 struct Memory {
   Memory(const Context& context, int32_t num_entries, Arena& arena)
       : state(context, arena),
+        spare_state(context, arena),
+        best_state(context, arena),
         selection(context, arena),
         fill(context, arena),
         jobs(context, arena),
@@ -36,6 +38,8 @@ struct Memory {
         choice(arena.Take<int32_t>(1)) {}
 
   State state;
+  State spare_state;
+  State best_state;
   Selection selection;
   FillMemory fill;
   Jobs jobs;
@@ -90,12 +94,14 @@ TOPOEP_BODY void RunCandidate(Team& team, const Context& context, const Effort& 
   if (record) Record(team, improver, memory, index * kPhases + 2);
 }
 
+TOPOEP_BODY inline bool Fits(const Problem& problem, const Entry& entry) {
+  return entry.exists && (problem.cap_rows == kNoCap || entry.aligned <= problem.cap_rows);
+}
+
 // The entry that wins: the cheapest within the cap; among plans within 1/128 of it the one with the least traffic
 // across domains, as long as neither the empty plan nor the paper's is cheaper than that.
 TOPOEP_BODY inline int32_t Choose(const Problem& problem, const Entry* entries, int32_t num_entries, int32_t paper) {
-  const auto fits = [&](int32_t i) {
-    return entries[i].exists && (problem.cap_rows == kNoCap || entries[i].aligned <= problem.cap_rows);
-  };
+  const auto fits = [&](int32_t i) { return Fits(problem, entries[i]); };
   int32_t best = -1;
   for (int32_t i = 0; i < num_entries; ++i) {
     if (fits(i) && (best < 0 || entries[i].cost < entries[best].cost)) best = i;
@@ -124,6 +130,17 @@ TOPOEP_BODY inline int32_t Choose(const Problem& problem, const Entry* entries, 
     if (better) chosen = i;
   }
   return chosen;
+}
+
+// The cheapest entry within the cap that costs more than `last`, the lowest of equals; -1: none.
+TOPOEP_BODY inline int32_t NextCheapest(const Problem& problem, const Entry* entries, int32_t num_entries,
+                                        int64_t last) {
+  int32_t best = -1;
+  for (int32_t i = 0; i < num_entries; ++i) {
+    if (!Fits(problem, entries[i]) || entries[i].cost <= last) continue;
+    if (best < 0 || entries[i].cost < entries[best].cost) best = i;
+  }
+  return best;
 }
 
 }  // namespace topoep

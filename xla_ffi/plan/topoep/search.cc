@@ -7,6 +7,7 @@
 #include "xla_ffi/plan/paper.h"
 #include "xla_ffi/plan/topoep/candidate.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/refine.h"
 #include "xla_ffi/team/thread_team.h"
 
 namespace topoep {
@@ -42,12 +43,33 @@ void Search(Team& team, const Context& context, const Effort& effort, const Memo
   team.Sync();
   team.Single([&] { *memory.choice = Choose(*context.problem, memory.entries, num_entries, paper); });
   team.Sync();
-  if (*memory.choice == paper) {
-    CopyToState(team, context, plan, memory.state);
-  } else {
-    RunCandidate(team, context, effort, *memory.choice / kPhases, *memory.choice % kPhases, false, memory);
+  const auto restore = [&](int32_t entry) {
+    if (entry == paper) {
+      CopyToState(team, context, plan, memory.state);
+    } else {
+      RunCandidate(team, context, effort, entry / kPhases, entry % kPhases, false, memory);
+    }
+    team.Sync();
+  };
+  restore(*memory.choice);
+  if (CanRefine(context, effort)) {
+    const auto refine = [&] { return Refine(team, context, effort, memory.improve, memory.spare_state, memory.state); };
+    Score best = refine();
+    int64_t last = -1;
+    for (int32_t start = 0; best.fits && start < effort.refine_starts; ++start) {
+      const int32_t entry = NextCheapest(*context.problem, memory.entries, num_entries, last);
+      if (entry < 0) break;
+      last = memory.entries[entry].cost;
+      CopyState(team, context, memory.state, memory.best_state);
+      restore(entry);
+      const Score score = refine();
+      if (score.fits && score.cost < best.cost) {
+        best = score;
+      } else {
+        CopyState(team, context, memory.best_state, memory.state);
+      }
+    }
   }
-  team.Sync();
   team.Single([&] {
     std::copy_n(memory.state.slot_expert, int64_t{context.ranks} * context.slots, plan.slot_expert);
     std::copy_n(memory.state.quota, context.problem->NumQuotas(), plan.quota);

@@ -31,6 +31,11 @@ struct Effort {
   int32_t num_eager;
   int32_t fill_moves;
   bool paper;  // the paper's plan competes too
+  // Where one slot can change in at most so many ways, the chosen plan and the cheapest ones are refined, one change a
+  // wave.
+  int64_t refine_changes;
+  int32_t refine_starts;
+  int32_t refine_waves;
 };
 
 // Writes slot_expert and quota of the best plan; Finish() makes them final. Demand must be valid. `threads` lanes share

@@ -1,0 +1,95 @@
+// Small problems: one slot of the chosen plan is changed at a time, in every possible way, as long as that helps.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
+#define TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/improve.h"
+#include "xla_ffi/plan/topoep/search.h"
+
+namespace topoep {
+
+struct Score {
+  int64_t cost;
+  bool fits;  // meets the cap
+};
+
+template <class Team>
+TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from, const State& to) {
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) { to.slot_expert[i] = from.slot_expert[i]; });
+  team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
+    const int64_t row = int64_t{i} * context.instances;
+    for (int32_t j = 0; j < context.instances; ++j) to.quota[row + j] = from.quota[row + j];
+  });
+  team.Sync();
+}
+
+// Change c of slot c / (E + 1): its rows go back to the main, and it holds expert c % (E + 1) - 1, or nothing.
+TOPOEP_BODY inline bool IsChange(const Context& context, const State& state, int32_t change) {
+  const int32_t slot = change / (context.experts + 1);
+  const int32_t expert = change % (context.experts + 1) - 1;
+  if (state.slot_expert[slot] == expert) return false;
+  const int32_t rank = slot / context.slots;
+  return expert < 0 || (context.MayHold(rank, expert) && state.InstanceOf(context, rank, expert) < 0);
+}
+
+template <class Team>
+TOPOEP_BODY void Change(Team& team, const Context& context, int32_t change, const State& state) {
+  const int32_t slot = change / (context.experts + 1);
+  const int32_t rank = slot / context.slots;
+  const int32_t old = state.slot_expert[slot];
+  team.Sync();
+  team.ForEach(context.ranks, [&](int32_t source) {
+    int32_t* rows = state.Quota(context, source, rank, context.mains + slot % context.slots);
+    if (old >= 0) *state.Quota(context, source, old / context.mains, old % context.mains) += *rows;
+    *rows = 0;
+  });
+  team.Single([&] { state.slot_expert[slot] = change % (context.experts + 1) - 1; });
+  team.Sync();
+}
+
+TOPOEP_BODY inline bool CanRefine(const Context& context, const Effort& effort) {
+  return int64_t{context.ranks} * context.slots * (context.experts + 1) <= effort.refine_changes;
+}
+
+// Improves the plan in `state`, whose cost and aligned rows it returns; `best` is working memory of the same size.
+template <class Team>
+TOPOEP_BODY Score Refine(Team& team, const Context& context, const Effort& effort, const ImproveMemory& memory,
+                         const State& best, const State& state) {
+  const Problem& problem = *context.problem;
+  const auto run = [&](int32_t change) {
+    if (change >= 0) Change(team, context, change, state);
+    Improver<Team> improver(team, context, memory, state);
+    improver.Start();
+    if (change >= 0) improver.Run(Target::kEager, effort.eager, effort.num_eager);
+    const int64_t aligned = improver.Now().Aligned();
+    const Score score{improver.PredictedPs(), problem.cap_rows == kNoCap || aligned <= problem.cap_rows};
+    team.Sync();
+    return score;
+  };
+  Score score = run(-1);
+  if (!score.fits) return score;
+  const int32_t changes = context.ranks * context.slots * (context.experts + 1);
+  for (int32_t wave = 0; wave < effort.refine_waves; ++wave) {
+    CopyState(team, context, state, best);
+    int32_t chosen = -1;
+    for (int32_t change = 0; change < changes; ++change) {
+      if (!IsChange(context, best, change)) continue;
+      const Score changed = run(change);
+      if (changed.fits && changed.cost < score.cost) {
+        score = changed;
+        chosen = change;
+      }
+      CopyState(team, context, best, state);
+    }
+    if (chosen < 0) break;
+    run(chosen);
+  }
+  return score;
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
