@@ -269,6 +269,19 @@ def test_tiles_are_not_split():
     assert plan.quota.sum(axis=0)[:, 1].max() == 128
 
 
+def test_refinement_finds_what_no_candidate_tries(monkeypatch):
+    """Two tiles of one expert, four ranks: one copy of one tile is best; candidates split 64 rows to every rank."""
+    monkeypatch.setitem(
+        EFFORTS, "fast", dataclasses.replace(EFFORTS["fast"], refine_changes=100, refine_starts=1, refine_waves=4)
+    )
+    problem = one_domain(4, 1, CostModel(1_000_000, 1, 100, 1, 1, tile_rows=128))
+    omega = np.diag([256, 0, 0, 0])
+    plan = solve(omega, problem)
+    assert ((plan.slot_expert == 0).sum(), ps(plan)) == (1, 128 * 100 + 1000)
+    for law in LAWS:
+        law(plan, omega, problem)
+
+
 def test_experts_that_share_tokens_go_together():
     """Domain 1 has two slots. 100 tokens want experts 0 and 1; 110 want 2, 110 want 3, each with two of 4..11.
 
