@@ -52,8 +52,8 @@ def plan(
 ) -> Plan:
     """The C++ planner on demand `omega` (int32 [R, E]) and, exactly where `cost.dedup`, its tokens (int32 [R, T, K]).
 
-    `api.solve_plan` checks the arguments and explains them. `num_threads` lanes share each candidate of planner `topoep`,
-    whose plan does not depend on them.
+    `api.solve_plan` checks the arguments and explains them. `num_threads` lanes share each candidate of planner
+    `topoep`, whose plan does not depend on them.
 
     Raises:
       jax.errors.JaxRuntimeError: when it runs, if shapes or attributes contradict each other.
@@ -65,7 +65,7 @@ def plan(
     call = jax.ffi.ffi_call(
         "topoep_plan", [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes], vmap_method="sequential"
     )
-    search = _search(planner, effort, Topology(domain_of_rank), num_slots)
+    search = _search(planner, effort, domain_of_rank, num_slots)
     outputs = call(
         omega,
         jnp.zeros((num_ranks, 0, 0), jnp.int32) if expert_idx is None else expert_idx,
@@ -91,13 +91,13 @@ def plan(
     return Plan(*outputs)
 
 
-def _search(planner: str, effort: str, topology: Topology, num_slots: int) -> dict[str, Any]:
+def _search(planner: str, effort: str, domain_of_rank: tuple[int, ...], num_slots: int) -> dict[str, Any]:
     """The attributes that tell planner `topoep` what to try; the others try nothing."""
     if planner != "topoep":
         arrays = {"candidates": np.zeros(0, np.int64), "thrifty": np.zeros(0, np.int32), "eager": np.zeros(0, np.int32)}
         return arrays | {"fill_moves": 0, "paper": False, "refine_changes": 0, "refine_starts": 0, "refine_waves": 0}
     step = EFFORTS[effort]
-    fields = [dataclasses.astuple(candidate) for candidate in candidates(topology, num_slots, step)]
+    fields = [dataclasses.astuple(candidate) for candidate in candidates(Topology(domain_of_rank), num_slots, step)]
     return {
         "candidates": np.array(fields, np.int64).ravel(),
         "thrifty": np.array(step.thrifty, np.int32),
