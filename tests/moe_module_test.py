@@ -22,7 +22,7 @@ SIZES = {"hidden": 16, "ffn": 8, "num_experts": 16, "top_k": 3}
 
 
 def make_moe(mesh=MESH, **options):
-    options = {"topology": NODES, "block_rows": 8, "num_slots": 2} | options
+    options = {"topology": NODES, "block_rows": 8, "num_slots": 2, "planner": "topoep_paper"} | options
     return MoE(**SIZES, mesh=mesh, rngs=nnx.Rngs(0), **options)
 
 
@@ -75,7 +75,7 @@ def test_padding_may_hold_nan():
 
 def test_linen_module_equals_the_nnx_module():
     moe, x = make_moe(), tokens(8, 4)
-    linen = topoep_jax.linen.MoE(**SIZES, mesh=MESH, topology=NODES, block_rows=8, num_slots=2)
+    linen = topoep_jax.linen.MoE(**SIZES, mesh=MESH, topology=NODES, block_rows=8, num_slots=2, planner="topoep_paper")
     variables = jax.jit(linen.init)(jax.random.key(0), x)
     assert set(variables["params"]) == {"w", "router"}
     values = {"router": moe.router[...], "w": moe.w[...]}

@@ -38,8 +38,9 @@ class Program:
 
 
 def layer(topology, num_experts, top_k, num_slots, **options):
-    sizes = {"hidden": 16, "ffn": 8, "block_rows": 8} | options
-    return LayerConfig(topology=topology, num_experts=num_experts, top_k=top_k, num_slots=num_slots, **sizes)
+    """The paper's planner fills slots whatever they cost, so that layers as small as these move replicas."""
+    options = {"hidden": 16, "ffn": 8, "block_rows": 8, "planner": "topoep_paper"} | options
+    return LayerConfig(topology=topology, num_experts=num_experts, top_k=top_k, num_slots=num_slots, **options)
 
 
 PROGRAMS = [
@@ -52,6 +53,7 @@ PROGRAMS = [
     Program("no_node_glm", layer(Topology.uniform(8, 1), 8, 2, 1, router="glm4", router_options=GLM), 37),
     Program("nodes_32", layer(Topology.uniform(4, 8), 64, 4, 2, ffn=4), 13),
     Program("one_main_none", layer(Topology.uniform(4, 8), 32, 3, 4, planner="none", block_rows=4), 11, least_passes=2),
+    Program("nodes_topoep", layer(NODES, 16, 3, 2, planner="topoep", cap_factor=0.8, block_rows=4), 37),
     Program("nodes_ultraep", layer(NODES, 16, 3, 2, planner="ultraep"), 37),
     Program("nodes_bf16", layer(NODES, 16, 3, 2, shared_ffn=12), 37, dtype="bfloat16"),
     Program("overflow_bf16", layer(NODES, 16, 3, 2, cap_factor=0.05, block_rows=4), 37, "bfloat16", least_passes=2),

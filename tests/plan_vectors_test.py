@@ -157,9 +157,8 @@ ALL = pytest.mark.parametrize("vector", VECTORS.values(), ids=VECTORS)
 
 def solve(vector: Vector, implementation: str, **options) -> Plan:
     omega = np.array(vector.omega, np.int32)
-    plan = solve_plan(
-        omega, vector.topology, vector.cost, num_slots=vector.num_slots, implementation=implementation, **options
-    )
+    options = {"planner": "topoep_paper", "implementation": implementation} | options
+    plan = solve_plan(omega, vector.topology, vector.cost, num_slots=vector.num_slots, **options)
     return jax.tree.map(np.asarray, plan)
 
 
