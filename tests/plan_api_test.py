@@ -93,7 +93,14 @@ def test_tokens_of_other_demand_are_refused(implementation):
         laws.check_plan(plan, omega, PROBLEM, "topoep_paper", expert_idx=expert_idx)
 
 
-GOOD = {"omega": histogram(tokens()), "topology": TOPOLOGY, "cost": DEDUP, "num_slots": 2, "expert_idx": tokens()}
+GOOD = {
+    "omega": histogram(tokens()),
+    "topology": TOPOLOGY,
+    "cost": DEDUP,
+    "num_slots": 2,
+    "expert_idx": tokens(),
+    "planner": "none",
+}
 BAD = {
     "no tokens": ({"expert_idx": None}, r"cost.dedup .* pass expert_idx, an int32 array \[ranks, tokens, k\]"),
     "a list": ({"expert_idx": tokens().tolist()}, "not list"),

@@ -79,7 +79,7 @@ def define() -> flags.FlagValues:
         "skew", ["-4"], "deviation of the bias of each expert; the sign plays no role", flag_values=values
     )
     flags.DEFINE_integer("seed", 0, "of the demand; of a trace, which sample", 0, flag_values=values)
-    flags.DEFINE_string("planner", "topoep_paper", f"one of {', '.join(PLANNERS)}", flag_values=values)
+    flags.DEFINE_string("planner", "topoep", f"one of {', '.join(PLANNERS)}", flag_values=values)
     flags.DEFINE_string("png", None, "draw to this file too", flag_values=values)
     return values
 

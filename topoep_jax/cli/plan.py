@@ -68,7 +68,10 @@ def define() -> flags.FlagValues:
         "skew", ["-4"], "comma list: deviation of the bias of each expert; the sign plays no role", flag_values=values
     )
     flags.DEFINE_list(
-        "planner", ["none", "topoep_paper"], f"comma list of {', '.join(PLANNERS)}; or all", flag_values=values
+        "planner",
+        ["none", "topoep_paper", "topoep"],
+        f"comma list of {', '.join(PLANNERS)}; or all",
+        flag_values=values,
     )
     flags.DEFINE_integer(
         "seeds", None, "seeds 0..n-1 (default: 1), of a trace its first n samples (default: all)", 1, flag_values=values

@@ -47,13 +47,15 @@ def solve_plan(
       topology: the domain of each of the R ranks. Static, as is everything below but `expert_idx`.
       cost: sizes of the model and rates of the hardware.
       num_slots: N, replica slots per rank, 0..E - E/R.
-      cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). Today's planners
-        do not aim at it: `status` says whether it is met. None asks for none.
+      cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). "topoep" aims at
+        it, before it looks at time; for every planner `status` says whether it is met. None asks for none.
       block_rows: alignment of an instance's rows.
-      planner: "none" (no replicas), "topoep_paper" (the paper's two-stage solver), or one of `plan.baselines`, but for
-        "eplb" and "moonep", whose answers no layer can run.
-      effort: "fast", "default" or "full": how many candidates a planner that searches compares.
-      objective: what `predicted_ps` means, "bottleneck" (busiest rank of each class of link) or "eq8" (the paper's).
+      planner: "topoep" (the best of many candidates by `objective`, never worse than no replicas), "topoep_paper" (the
+        paper's two-stage solver), "none" (no replicas), or one of `plan.baselines`, but for "eplb" and "moonep", whose
+        answers no layer can run.
+      effort: "fast", "default" or "full": how long "topoep" searches.
+      objective: what "topoep" minimises and `predicted_ps` means, "bottleneck" (busiest rank of each class of link) or
+        "eq8" (the paper's).
       implementation: "cpu" (C++ inside the program) or "reference" (NumPy in a host callback). None takes what the
         default backend runs without leaving the program; for a baseline it takes its NumPy, and says so once.
       expert_idx: int32 [R, T, K], the experts of every token of every rank, -1 for padding; `omega` is its histogram.
@@ -75,7 +77,7 @@ def solve_plan(
 
       >>> omega = np.zeros((4, 8), np.int32)
       >>> omega[[0, 0, 0, 1, 1, 2, 3], [0, 1, 4, 2, 3, 5, 6]] = [3, 3, 8, 3, 3, 10, 10]
-      >>> cost = CostModel(expert_bytes=48, token_bytes=4, row_ps=1, inter_fs_per_byte=20_000, intra_fs_per_byte=5_000)
+      >>> cost = CostModel(expert_bytes=16, token_bytes=4, row_ps=200, inter_fs_per_byte=20000, intra_fs_per_byte=5000)
       >>> plan = solve_plan(omega, Topology.uniform(2, 2), cost, num_slots=1)
       >>> plan.slot_expert[:, 0].tolist(), plan.rank_load.tolist()
       ([4, 4, -1, -1], [10, 10, 10, 10])

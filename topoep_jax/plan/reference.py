@@ -18,7 +18,7 @@ from topoep_jax.plan.types import Plan, Status
 
 PLANNERS: dict[str, Planner] = {"none": none, "topoep_paper": topoep_paper, "topoep": topoep, **BASELINES}
 
-DEFAULT_PLANNER = "topoep_paper"
+DEFAULT_PLANNER = "topoep"
 
 SCORED_ONLY = {
     "eplb": "it moves experts away from their main ranks",
