@@ -63,7 +63,8 @@ class Links {
   template <class Team>
   TOPOEP_BODY int64_t BusiestPs(Team& team) const {
     team.ArgMaxEach(
-        2, 2 * num_ranks_, [this](int32_t link, int32_t i) { return words_[2 * link * num_ranks_ + i]; }, bests_);
+        2, 2 * num_ranks_, [this](int32_t link, int32_t i) { return words_[2 * link * num_ranks_ + i]; },
+        [this](int32_t link, Best best) { bests_[link] = best; });
     return LinksPs(*cost_, bests_[kInter].key, bests_[kIntra].key);
   }
 

@@ -2,12 +2,15 @@
 // the lanes only through the members below, so that every team computes the same bits.
 //
 //   size()                        lanes
-//   ForEach(n, f)                 f(i) for i in 0..n-1, dealt to the lanes; no order, no barrier
+//   ForEach(n, f)                 f(i) for i in 0..n-1, dealt to the lanes; no order, no barrier; for equal n item i
+//   goes
+//                                 to the same lane every time
 //   Sync()                        barrier: what was written before is seen after
 //   Add(target, value)            atomic; integer sums do not depend on the order
 //   ArgMax(n, key)                lane-uniform Best over key(i); contains barriers
-//   ArgMaxEach(segments, n, key, result)
-//                                 result[s] = Best over key(s, i), one for each segment; ends with a barrier
+//   ArgMaxEach(segments, n, key, then)
+//                                 then(s, best over key(s, i)) once for each segment; ends with a barrier. Segments run
+//                                 side by side: key(s, i) must not read what then(t, ..) of another segment writes
 //   ScanEach(segments, n, value, result)
 //                                 result[s * n + i] = sum of value(s, k) over k < i; ends with a barrier
 //   Single(f)                     f() on one lane; no barrier
@@ -71,10 +74,10 @@ class SerialTeam {
     return best;
   }
 
-  template <class F>
-  TOPOEP_BODY void ArgMaxEach(int32_t segments, int32_t n, F key, Best* result) {
+  template <class F, class Then>
+  TOPOEP_BODY void ArgMaxEach(int32_t segments, int32_t n, F key, Then then) {
     for (int32_t s = 0; s < segments; ++s) {
-      result[s] = ArgMax(n, [&](int32_t i) { return key(s, i); });
+      then(s, ArgMax(n, [&](int32_t i) { return key(s, i); }));
     }
   }
 

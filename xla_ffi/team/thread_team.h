@@ -73,15 +73,15 @@ class ThreadTeam {
     return best.Found() ? best : Best{};
   }
 
-  template <class F>
-  void ArgMaxEach(int32_t segments, int32_t n, F key, Best* result) {
+  template <class F, class Then>
+  void ArgMaxEach(int32_t segments, int32_t n, F key, Then then) {
     for (int32_t s = lane_; s < segments; s += size()) {
       Best best;
       for (int32_t i = 0; i < n; ++i) {
         const int64_t value = key(s, i);
         if (value > best.key) best = Best{value, i};
       }
-      result[s] = best;
+      then(s, best);
     }
     Sync();
   }

@@ -39,8 +39,7 @@ struct Context {
         mains(problem_in.MainsPerRank()),
         instances(problem_in.InstancesPerRank()),
         num_domains(problem_in.num_domains),
-        fair(arena.Take<int64_t>(1)),
-        mean_inbound(arena.Take<int64_t>(1)),
+        sums(arena.Take<int64_t>(2)),
         demand(arena.Take<int64_t>(int64_t{num_domains} * experts)),
         key(arena.Take<int64_t>(int64_t{num_domains} * experts)),
         total(arena.Take<int64_t>(experts)),
@@ -48,13 +47,18 @@ struct Context {
         place(arena.Take<int32_t>(int64_t{num_domains} * experts)),
         before(arena.Take<int64_t>(int64_t{num_domains} * experts)),
         ranked(arena.Take<int32_t>(int64_t{num_domains} * experts)) {
-    for (int32_t d = 0; d < num_domains; ++d)
+    for (int32_t d = 0; d < num_domains; ++d) {
       largest_domain = largest_domain > domains.Size(d) ? largest_domain : domains.Size(d);
+    }
+    for (int32_t r = 0; r < ranks; ++r) all_speeds += Speed(r);
   }
 
   TOPOEP_BODY int64_t Speed(int32_t rank) const {
     return problem->cost.rank_speed == nullptr ? kNominalSpeed : problem->cost.rank_speed[rank];
   }
+  // Rows of a nominal rank if load were even.
+  TOPOEP_BODY int64_t Fair() const { return (sums[0] * kNominalSpeed + all_speeds - 1) / all_speeds; }
+  TOPOEP_BODY int64_t MeanInbound() const { return sums[1] / ranks; }
   // Rows that `rank` executes in the time in which a nominal rank executes `rows`, and the inverse.
   TOPOEP_BODY int64_t Share(int32_t rank, int64_t rows) const { return rows * Speed(rank) / kNominalSpeed; }
   TOPOEP_BODY int64_t Level(int32_t rank, int64_t rows) const {
@@ -82,11 +86,11 @@ struct Context {
   int32_t instances;    // J
   int32_t num_domains;  // M
   int32_t largest_domain = 0;
-  int64_t* fair;          // [1] rows of a nominal rank if load were even
-  int64_t* mean_inbound;  // [1]
-  int64_t* demand;        // [M, E]
-  int64_t* key;    // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them
-  int64_t* total;  // [E]
+  int64_t all_speeds = 0;
+  int64_t* sums;    // [2] rows of all ranks; inbound rows of all ranks
+  int64_t* demand;  // [M, E]
+  int64_t* key;     // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them
+  int64_t* total;   // [E]
   int64_t* inbound;  // [R] rows that other domains send to a rank's mains
   int32_t* place;    // [M, E] of a pair among those of its main rank, best first; -1: not a pair
   int64_t* before;   // [M, E] rows of the better ones
@@ -129,6 +133,7 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     context.key[i] = problem.cost.dedup ? 0 : rows;
     context.ranked[i] = -1;
   });
+  team.ForEach(2, [&](int32_t i) { context.sums[i] = 0; });
   team.Sync();
   if (problem.cost.dedup) {
     CountSaved(team, context);
@@ -168,26 +173,18 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     context.before[i] = before;
     context.ranked[context.At(domain, rank_in_domain)] = expert;
   });
-  team.Sync();
   team.ForEach(context.ranks, [&](int32_t rank) {
     int64_t rows = 0;
-    for (int32_t e = rank * context.mains; e < (rank + 1) * context.mains; ++e) {
-      rows += context.total[e] - context.demand[context.At(context.Home(e), e)];
-    }
-    context.inbound[rank] = rows;
-  });
-  team.Sync();
-  team.Single([&] {
-    int64_t rows = 0;
-    int64_t speed = 0;
     int64_t inbound = 0;
-    for (int32_t e = 0; e < context.experts; ++e) rows += context.total[e];
-    for (int32_t r = 0; r < context.ranks; ++r) {
-      speed += context.Speed(r);
-      inbound += context.inbound[r];
+    for (int32_t e = rank * context.mains; e < (rank + 1) * context.mains; ++e) {
+      for (int32_t d = 0; d < context.num_domains; ++d) {
+        rows += context.demand[context.At(d, e)];
+        if (d != context.DomainOf(rank)) inbound += context.demand[context.At(d, e)];
+      }
     }
-    *context.fair = (rows * kNominalSpeed + speed - 1) / speed;
-    *context.mean_inbound = inbound / context.ranks;
+    context.inbound[rank] = inbound;
+    team.Add(&context.sums[0], rows);
+    team.Add(&context.sums[1], inbound);
   });
   team.Sync();
 }

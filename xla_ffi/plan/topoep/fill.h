@@ -6,348 +6,17 @@
 
 #include <cstdint>
 
-#include "xla_ffi/plan/links.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/fill_case.h"
 #include "xla_ffi/plan/topoep/select.h"
 
 namespace topoep {
-
-// A variant is a level up to which ranks fill (permille of the domain's fair one) and a bound on remote experts of a
-// rank.
-inline constexpr int32_t kVariants = 4;
-TOPOEP_BODY inline int64_t VariantPermille(int32_t variant) { return variant < 2 ? 1010 : 1200; }
-
-// Working memory: everything for each (domain, variant), a "case"; ranks are positions in their domain.
-struct FillMemory {
-  FillMemory(const Context& context, Arena& arena)
-      : cases(context.num_domains * kVariants),
-        ranks(context.largest_domain),
-        slots(ranks * context.slots),
-        items(slots + ranks * context.mains),
-        slot_expert(arena.Take<int32_t>(int64_t{cases} * slots)),
-        slot_rows(arena.Take<int64_t>(int64_t{cases} * slots)),
-        main_rows(arena.Take<int64_t>(int64_t{cases} * ranks * context.mains)),
-        load(arena.Take<int64_t>(int64_t{cases} * ranks)),
-        remote(arena.Take<int32_t>(int64_t{cases} * ranks)),
-        item_expert(arena.Take<int32_t>(int64_t{cases} * items)),
-        item_rows(arena.Take<int64_t>(int64_t{cases} * items)),
-        item_placed(arena.Take<int32_t>(int64_t{cases} * items)),
-        free_slots(arena.Take<int32_t>(cases)),
-        open_remote(arena.Take<int32_t>(cases)),
-        infeasible(arena.Take<int32_t>(cases)),
-        busiest(arena.Take<int32_t>(cases)),
-        level(arena.Take<int64_t>(cases)),
-        cost(arena.Take<int64_t>(cases)),
-        best(arena.Take<Best>(cases)),
-        slot_target(arena.Take<int64_t>(int64_t{context.ranks} * context.slots)),
-        main_target(arena.Take<int64_t>(context.experts)) {}
-
-  int32_t cases;
-  int32_t ranks;         // of the largest domain
-  int32_t slots;         // of the largest domain
-  int32_t items;         // remote experts, then pieces carved off the mains of each rank
-  int32_t* slot_expert;  // [cases, slots]
-  int64_t* slot_rows;
-  int64_t* main_rows;  // [cases, ranks, P]
-  int64_t* load;       // [cases, ranks]
-  int32_t* remote;     // [cases, ranks] remote experts held
-  int32_t* item_expert;
-  int64_t* item_rows;  // [cases, items] still to place
-  int32_t* item_placed;
-  int32_t* free_slots;   // [cases]
-  int32_t* open_remote;  // [cases] remote experts with rows to place
-  int32_t* infeasible;
-  int32_t* busiest;
-  int64_t* level;  // [cases] rows of a nominal rank up to which ranks fill
-  int64_t* cost;
-  Best* best;
-  int64_t* slot_target;  // [R, N] result: rows of each slot of the state
-  int64_t* main_target;  // [E] result: rows of each main
-};
-
-// One (domain, variant), seen by any lane.
-class FillCase {
- public:
-  TOPOEP_BODY FillCase(const Context& context, const Selection& selection, const FillMemory& memory, int32_t index)
-      : context_(context),
-        selection_(selection),
-        memory_(memory),
-        index_(index),
-        domain(index / kVariants),
-        variant(index % kVariants),
-        size(context.domains.Size(domain)) {}
-
-  TOPOEP_BODY int32_t RemoteLimit() const {
-    if (variant % 2 == 0) return context_.slots;
-    const int32_t even = (selection_.count[domain] + size - 1) / size;
-    const int32_t least = even < 1 ? 1 : even;
-    return least < context_.slots ? least : context_.slots;
-  }
-  TOPOEP_BODY int32_t Rank(int32_t g) const { return context_.domains.Rank(domain, g); }
-  TOPOEP_BODY int32_t Slots() const { return size * context_.slots; }
-  TOPOEP_BODY int32_t& Expert(int32_t g, int32_t n) const { return memory_.slot_expert[SlotAt(g, n)]; }
-  TOPOEP_BODY int64_t& Rows(int32_t g, int32_t n) const { return memory_.slot_rows[SlotAt(g, n)]; }
-  TOPOEP_BODY int64_t& MainRows(int32_t g, int32_t a) const {
-    return memory_.main_rows[(int64_t{index_} * memory_.ranks + g) * context_.mains + a];
-  }
-  TOPOEP_BODY int64_t& Load(int32_t g) const { return memory_.load[int64_t{index_} * memory_.ranks + g]; }
-  TOPOEP_BODY int32_t& Remote(int32_t g) const { return memory_.remote[int64_t{index_} * memory_.ranks + g]; }
-  TOPOEP_BODY int64_t ItemAt(int32_t item) const { return int64_t{index_} * memory_.items + item; }
-  TOPOEP_BODY bool IsCarved(int32_t item) const { return item >= memory_.slots; }
-  TOPOEP_BODY int64_t Room(int32_t g) const { return context_.Share(Rank(g), memory_.level[index_]) - Load(g); }
-  TOPOEP_BODY bool IsRemote(int32_t expert) const { return context_.Home(expert) != domain; }
-
-  TOPOEP_BODY bool Holds(int32_t g, int32_t expert) const {
-    if (expert / context_.mains == Rank(g)) return true;
-    for (int32_t n = 0; n < context_.slots; ++n) {
-      if (Expert(g, n) == expert) return true;
-    }
-    return false;
-  }
-  TOPOEP_BODY int32_t FreeSlot(int32_t g) const {
-    for (int32_t n = 0; n < context_.slots; ++n) {
-      if (Expert(g, n) < 0) return n;
-    }
-    return -1;
-  }
-
-  TOPOEP_BODY void Start() const {
-    int64_t speed = 0;
-    for (int32_t g = 0; g < size; ++g) speed += context_.Speed(Rank(g));
-    const int64_t even = size == 0 ? 0 : (selection_.domain_rows[domain] * kNominalSpeed + speed - 1) / speed;
-    const int64_t base = even > *context_.fair ? even : *context_.fair;
-    memory_.level[index_] = base * VariantPermille(variant) / 1000;
-    memory_.free_slots[index_] = Slots();
-    memory_.open_remote[index_] = 0;
-    // The second bound may equal the first: then there is nothing more to try.
-    memory_.infeasible[index_] = variant % 2 == 1 && RemoteLimit() == context_.slots;
-  }
-
-  // Rank g: its mains' load, and pieces of the largest mains carved off down to the level.
-  TOPOEP_BODY void StartRank(int32_t g) const {
-    for (int32_t n = 0; n < context_.slots; ++n) {
-      Expert(g, n) = -1;
-      Rows(g, n) = 0;
-    }
-    Remote(g) = 0;
-    int64_t load = 0;
-    for (int32_t a = 0; a < context_.mains; ++a) {
-      const int64_t rows = selection_.home_rows[Rank(g) * context_.mains + a];
-      MainRows(g, a) = rows;
-      load += rows;
-    }
-    Load(g) = load;
-    int64_t excess = -Room(g);
-    for (int32_t i = 0; i < context_.mains; ++i) {
-      const int32_t item = memory_.slots + g * context_.mains + i;
-      memory_.item_rows[ItemAt(item)] = 0;
-      if (excess <= 0) continue;
-      // Carved pieces leave their main with less than it had, so the largest by original rows is the i-th.
-      const int32_t a = LargestMain(g, i);
-      const int64_t rows = MainRows(g, a);
-      const int64_t piece = excess < rows ? excess : rows;
-      memory_.item_expert[ItemAt(item)] = Rank(g) * context_.mains + a;
-      memory_.item_rows[ItemAt(item)] = piece;
-      memory_.item_placed[ItemAt(item)] = 0;
-      MainRows(g, a) -= piece;
-      Load(g) -= piece;
-      excess -= piece;
-    }
-  }
-
-  TOPOEP_BODY bool Feasible(int32_t item, int32_t g) const {
-    const int32_t expert = memory_.item_expert[ItemAt(item)];
-    const int32_t free = memory_.free_slots[index_];
-    const int32_t open = memory_.open_remote[index_];
-    if (IsCarved(item)) {
-      if (free <= open || Room(g) <= 0) return false;
-    } else if (Remote(g) >= RemoteLimit() || (memory_.item_placed[ItemAt(item)] && free < open)) {
-      return false;
-    }
-    return FreeSlot(g) >= 0 && !Holds(g, expert);
-  }
-
-  // Rows of an item that can be placed somewhere, else kNoKey.
-  TOPOEP_BODY int64_t PlaceKey(int32_t item) const {
-    if (memory_.infeasible[index_] || memory_.free_slots[index_] == 0) return kNoKey;
-    if (!IsCarved(item) && item >= selection_.count[domain]) return kNoKey;
-    if (IsCarved(item) && item - memory_.slots >= size * context_.mains) return kNoKey;
-    const int64_t rows = memory_.item_rows[ItemAt(item)];
-    if (rows <= 0) return kNoKey;
-    for (int32_t g = 0; g < size; ++g) {
-      if (Feasible(item, g)) return rows;
-    }
-    return kNoKey;
-  }
-
-  // Gives the item, or as much as the roomiest rank has room for, a slot there.
-  TOPOEP_BODY void Place(int32_t item) const {
-    int32_t target = -1;
-    for (int32_t g = 0; g < size; ++g) {
-      if (Feasible(item, g) && (target < 0 || Room(g) > Room(target))) target = g;
-    }
-    int64_t& left = memory_.item_rows[ItemAt(item)];
-    const int64_t room = Room(target);
-    const bool split =
-        room > 0 && room < left && (IsCarved(item) || memory_.free_slots[index_] > memory_.open_remote[index_]);
-    const int64_t rows = split ? room : left;
-    const int32_t slot = FreeSlot(target);
-    Expert(target, slot) = memory_.item_expert[ItemAt(item)];
-    Rows(target, slot) = rows;
-    Load(target) += rows;
-    left -= rows;
-    memory_.item_placed[ItemAt(item)] = 1;
-    --memory_.free_slots[index_];
-    if (!IsCarved(item)) {
-      ++Remote(target);
-      if (left == 0) --memory_.open_remote[index_];
-    }
-  }
-
-  // What found no slot: a carved piece returns to its main, a remote expert's rows go to its least loaded holder.
-  TOPOEP_BODY bool Return(int32_t item) const {
-    const int64_t rows = memory_.item_rows[ItemAt(item)];
-    if (rows <= 0) return true;
-    const int32_t expert = memory_.item_expert[ItemAt(item)];
-    if (IsCarved(item)) {
-      MainRows((item - memory_.slots) / context_.mains, expert % context_.mains) += rows;
-      return true;
-    }
-    int32_t holder = -1;
-    for (int32_t g = 0; g < size; ++g) {
-      if (Holds(g, expert) && (holder < 0 || Load(g) < Load(holder))) holder = g;
-    }
-    if (holder < 0) return false;
-    for (int32_t n = 0; n < context_.slots; ++n) {
-      if (Expert(holder, n) == expert) Rows(holder, n) += rows;
-    }
-    return true;
-  }
-
-  TOPOEP_BODY void CountLoad(int32_t g) const {
-    int64_t load = 0;
-    for (int32_t a = 0; a < context_.mains; ++a) load += MainRows(g, a);
-    for (int32_t n = 0; n < context_.slots; ++n) load += Rows(g, n);
-    Load(g) = load;
-  }
-  TOPOEP_BODY void FindBusiest() const {
-    int32_t busiest = 0;
-    for (int32_t g = 1; g < size; ++g) {
-      if (context_.Level(Rank(g), Load(g)) > context_.Level(Rank(busiest), Load(busiest))) busiest = g;
-    }
-    memory_.busiest[index_] = busiest;
-  }
-
-  // Rows that the busiest rank can hand to position g from its instance j, twice, plus 1 if g holds the expert already.
-  TOPOEP_BODY int64_t MoveKey(int32_t g, int32_t j) const {
-    if (memory_.infeasible[index_] || g >= size) return kNoKey;
-    const int32_t busiest = memory_.busiest[index_];
-    if (g == busiest) return kNoKey;
-    const int64_t ours = context_.Speed(Rank(busiest));
-    const int64_t theirs = context_.Speed(Rank(g));
-    const int64_t gap = Load(busiest) * theirs - Load(g) * ours;
-    const int64_t half = gap > 0 ? gap / (ours + theirs) : 0;
-    const int64_t rows = InstanceRows(busiest, j);
-    const int64_t amount = half < rows ? half : rows;
-    if (amount <= 0) return kNoKey;
-    const int32_t expert = InstanceExpert(busiest, j);
-    const bool held = Holds(g, expert);
-    if (!held && (FreeSlot(g) < 0 || (IsRemote(expert) && Remote(g) >= RemoteLimit()))) return kNoKey;
-    return 2 * amount + held;
-  }
-
-  TOPOEP_BODY void Move(int32_t g, int32_t j, int64_t amount) const {
-    const int32_t busiest = memory_.busiest[index_];
-    const int32_t expert = InstanceExpert(busiest, j);
-    const bool held = Holds(g, expert);
-    Load(busiest) -= amount;
-    Load(g) += amount;
-    if (j < context_.mains) {
-      MainRows(busiest, j) -= amount;
-    } else {
-      const int32_t slot = j - context_.mains;
-      Rows(busiest, slot) -= amount;
-      if (Rows(busiest, slot) == 0) {
-        Expert(busiest, slot) = -1;
-        if (IsRemote(expert)) --Remote(busiest);
-      }
-    }
-    if (!held) {
-      const int32_t slot = FreeSlot(g);
-      Expert(g, slot) = expert;
-      Rows(g, slot) = amount;
-      if (IsRemote(expert)) ++Remote(g);
-    } else if (expert / context_.mains == Rank(g)) {
-      MainRows(g, expert % context_.mains) += amount;
-    } else {
-      for (int32_t n = 0; n < context_.slots; ++n) {
-        if (Expert(g, n) == expert) Rows(g, n) += amount;
-      }
-    }
-  }
-
-  // Time of the slowest rank and of the busiest rank's pulls.
-  TOPOEP_BODY int64_t Cost() const {
-    int64_t level = 0;
-    int64_t most_near = 0;
-    int64_t most_far = 0;
-    for (int32_t g = 0; g < size; ++g) {
-      int64_t near = 0;
-      int64_t far = 0;
-      for (int32_t n = 0; n < context_.slots; ++n) {
-        if (Expert(g, n) < 0 || Rows(g, n) == 0) continue;
-        (IsRemote(Expert(g, n)) ? far : near) += 1;
-      }
-      const int64_t own = context_.Level(Rank(g), Load(g));
-      if (own > level) level = own;
-      if (near > most_near) most_near = near;
-      if (far > most_far) most_far = far;
-    }
-    const Cost_& cost = context_.problem->cost;
-    return cost.row_ps * level + LinksPs(cost, cost.expert_bytes * most_far, cost.expert_bytes * most_near);
-  }
-
- private:
-  using Cost_ = topoep::Cost;
-
-  TOPOEP_BODY int64_t SlotAt(int32_t g, int32_t n) const {
-    return int64_t{index_} * memory_.slots + g * context_.slots + n;
-  }
-  TOPOEP_BODY int32_t InstanceExpert(int32_t g, int32_t j) const {
-    return j < context_.mains ? Rank(g) * context_.mains + j : Expert(g, j - context_.mains);
-  }
-  TOPOEP_BODY int64_t InstanceRows(int32_t g, int32_t j) const {
-    return j < context_.mains ? MainRows(g, j) : Expert(g, j - context_.mains) < 0 ? 0 : Rows(g, j - context_.mains);
-  }
-  // The main of position g with the i-th most rows before carving, lowest first among equals.
-  TOPOEP_BODY int32_t LargestMain(int32_t g, int32_t i) const {
-    const int64_t* rows = selection_.home_rows + int64_t{Rank(g)} * context_.mains;
-    for (int32_t a = 0; a < context_.mains; ++a) {
-      int32_t better = 0;
-      for (int32_t b = 0; b < context_.mains; ++b) better += rows[b] > rows[a] || (rows[b] == rows[a] && b < a);
-      if (better == i) return a;
-    }
-    return -1;
-  }
-
-  const Context& context_;
-  const Selection& selection_;
-  const FillMemory& memory_;
-  int32_t index_;
-
- public:
-  int32_t domain;
-  int32_t variant;
-  int32_t size;  // ranks of the domain
-};
 
 // Leaves slot_expert in the state, and the rows each instance is to get in slot_target and main_target.
 template <class Team>
 TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selection, const FillMemory& memory,
                       int32_t moves, const State& state) {
   const auto at = [&](int32_t index) { return FillCase(context, selection, memory, index); };
-  team.ForEach(memory.cases, [&](int32_t i) { at(i).Start(); });
-  team.Sync();
   team.ForEach(memory.cases * memory.ranks, [&](int32_t i) {
     const FillCase fill = at(i / memory.ranks);
     if (i % memory.ranks < fill.size) fill.StartRank(i % memory.ranks);
@@ -360,16 +29,14 @@ TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selec
     memory.item_expert[fill.ItemAt(item)] = expert;
     memory.item_rows[fill.ItemAt(item)] = context.demand[context.At(fill.domain, expert)];
     memory.item_placed[fill.ItemAt(item)] = 0;
-    team.Add(&memory.open_remote[i / memory.slots], 1);
   });
   team.Sync();
   for (int32_t step = 0; step < memory.slots; ++step) {
     team.ArgMaxEach(
-        memory.cases, memory.items, [&](int32_t i, int32_t item) { return at(i).PlaceKey(item); }, memory.best);
-    team.ForEach(memory.cases, [&](int32_t i) {
-      if (memory.best[i].Found()) at(i).Place(memory.best[i].index);
-    });
-    team.Sync();
+        memory.cases, memory.items, [&](int32_t i, int32_t item) { return at(i).PlaceKey(item); },
+        [&](int32_t i, Best best) {
+          if (best.Found()) at(i).Place(best.index);
+        });
   }
   team.ForEach(memory.cases * memory.items, [&](int32_t i) {
     const FillCase fill = at(i / memory.items);
@@ -380,32 +47,31 @@ TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selec
     if (!fill.Return(item)) team.Add(&memory.infeasible[i / memory.items], 1);
   });
   team.Sync();
-  team.ForEach(memory.cases * memory.ranks, [&](int32_t i) {
-    const FillCase fill = at(i / memory.ranks);
-    if (i % memory.ranks < fill.size) fill.CountLoad(i % memory.ranks);
+  team.ForEach(memory.cases, [&](int32_t i) {
+    at(i).CountLoads();
+    at(i).FindBusiest();
   });
-  team.Sync();
-  team.ForEach(memory.cases, [&](int32_t i) { at(i).FindBusiest(); });
   team.Sync();
   for (int32_t step = 0; step < moves; ++step) {
     team.ArgMaxEach(
         memory.cases, memory.ranks * context.instances,
-        [&](int32_t i, int32_t k) { return at(i).MoveKey(k / context.instances, k % context.instances); }, memory.best);
-    team.ForEach(memory.cases, [&](int32_t i) {
-      const Best& best = memory.best[i];
-      if (!best.Found()) return;
-      at(i).Move(best.index / context.instances, best.index % context.instances, best.key / 2);
-      at(i).FindBusiest();
-    });
-    team.Sync();
+        [&](int32_t i, int32_t k) { return at(i).MoveKey(k / context.instances, k % context.instances); },
+        [&](int32_t i, Best best) {
+          if (!best.Found()) return;
+          at(i).Move(best.index / context.instances, best.index % context.instances, best.key / 2);
+          at(i).FindBusiest();
+        });
   }
-  team.ForEach(memory.cases, [&](int32_t i) { memory.cost[i] = at(i).Cost(); });
-  team.Sync();
   team.ForEach(context.ranks, [&](int32_t rank) {
-    const int32_t domain = context.DomainOf(rank);
-    int32_t chosen = domain * kVariants;
-    for (int32_t i = chosen + 1; i < (domain + 1) * kVariants; ++i) {
-      if (!memory.infeasible[i] && memory.cost[i] < memory.cost[chosen]) chosen = i;
+    const int32_t first = context.DomainOf(rank) * kVariants;
+    int32_t chosen = first;
+    int64_t cost = at(first).Cost();
+    for (int32_t i = first + 1; i < first + kVariants; ++i) {
+      if (memory.infeasible[i]) continue;
+      const int64_t other = at(i).Cost();
+      if (other >= cost) continue;
+      chosen = i;
+      cost = other;
     }
     const FillCase fill = at(chosen);
     const int32_t g = context.domains.position[rank];

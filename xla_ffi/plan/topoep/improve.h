@@ -7,41 +7,10 @@
 
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/measure.h"
 #include "xla_ffi/plan/topoep/search.h"
 
 namespace topoep {
-
-// What a plan's quotas add up to. Two of them alternate: the plan as it is, and as a round would make it.
-struct Measure {
-  Measure(const Context& context, Arena& arena)
-      : rows(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
-        by_domain(arena.Take<int64_t>(int64_t{context.ranks} * context.instances * context.num_domains)),
-        counts(arena.Take<int64_t>(5 * int64_t{context.ranks})),
-        best(arena.Take<Best>(kNumBests)),
-        load(counts),
-        inter_in(counts + context.ranks),
-        inter_out(counts + 2 * context.ranks),
-        intra_in(counts + 3 * context.ranks),
-        intra_out(counts + 4 * context.ranks) {}
-
-  static constexpr int32_t kNumBests = 5;
-
-  TOPOEP_BODY int64_t Level() const { return best[0].key; }
-  TOPOEP_BODY int64_t Inter() const { return best[1].key; }
-  TOPOEP_BODY int64_t Intra() const { return best[2].key; }
-  TOPOEP_BODY int64_t ComputePs() const { return best[3].key; }
-  TOPOEP_BODY int64_t Aligned() const { return best[4].key; }
-
-  int64_t* rows;       // [R, J]
-  int64_t* by_domain;  // [R, J, M] by domain of the source
-  int64_t* counts;
-  Best* best;          // of all ranks: level, rows across domains, rows inside, compute time, aligned rows
-  int64_t* load;       // [R]
-  int64_t* inter_in;   // [R] rows across domains
-  int64_t* inter_out;  // [R]
-  int64_t* intra_in;   // [R] rows inside the domain, from or to another rank
-  int64_t* intra_out;  // [R]
-};
 
 struct Request {
   int64_t want;
@@ -83,6 +52,7 @@ class Improver {
   TOPOEP_BODY void Start() {
     const int32_t slots = context_.ranks * context_.slots;
     team_.ForEach(context_.experts, [&](int32_t e) { memory_.first_slot[e] = -1; });
+    Clear(team_, context_, Now());
     team_.Sync();
     team_.ForEach(slots, [&](int32_t i) {
       const int32_t expert = state_.slot_expert[i];
@@ -97,14 +67,18 @@ class Improver {
         break;
       }
     });
-    Clear(Now());
-    team_.Sync();
-    Count(Now());
+    Count(team_, context_, state_, Now());
   }
 
   // Runs the rounds, keeps those that lower the cost, and drops replicas left without rows.
   TOPOEP_BODY void Run(Target target, const int32_t* kinds, int32_t num_kinds) {
-    for (int32_t i = 0; i < num_kinds; ++i) Round(target, static_cast<Kind>(kinds[i]));
+    uint32_t failed = 0;  // kinds that changed nothing since the last change
+    for (int32_t i = 0; i < num_kinds; ++i) {
+      const uint32_t bit = uint32_t{1} << kinds[i];
+      if (failed & bit) continue;
+      failed = Round(target, static_cast<Kind>(kinds[i])) ? 0 : failed | bit;
+    }
+    SyncUndo();
     FreeIdleSlots(team_, context_, state_);
   }
 
@@ -123,65 +97,6 @@ class Improver {
     int64_t sum = 0;
     for (int32_t r = 0; r < context_.ranks; ++r) sum += counts[r];
     return sum;
-  }
-
-  TOPOEP_BODY void Clear(const Measure& measure) {
-    team_.ForEach(5 * context_.ranks, [&](int32_t i) { measure.counts[i] = 0; });
-  }
-
-  // Two dependent steps; `measure` must be clear.
-  TOPOEP_BODY void Count(const Measure& measure) {
-    const int32_t domains = context_.num_domains;
-    team_.ForEach(context_.ranks * context_.instances, [&](int32_t i) {
-      const int32_t rank = i / context_.instances;
-      const int32_t domain = context_.DomainOf(rank);
-      int64_t* by_domain = measure.by_domain + int64_t{i} * domains;
-      for (int32_t d = 0; d < domains; ++d) by_domain[d] = 0;
-      int64_t sum = 0;
-      for (int32_t s = 0; s < context_.ranks; ++s) {
-        const int64_t rows = *state_.Quota(context_, s, rank, i % context_.instances);
-        by_domain[context_.DomainOf(s)] += rows;
-        sum += rows;
-      }
-      measure.rows[i] = sum;
-      team_.Add(&measure.load[rank], sum);
-      team_.Add(&measure.inter_in[rank], sum - by_domain[domain]);
-      team_.Add(&measure.intra_in[rank],
-                by_domain[domain] - *state_.Quota(context_, rank, rank, i % context_.instances));
-    });
-    team_.ForEach(context_.ranks, [&](int32_t s) {
-      int64_t inter = 0;
-      int64_t intra = 0;
-      for (int32_t r = 0; r < context_.ranks; ++r) {
-        if (r == s) continue;
-        const int32_t* quota = state_.Quota(context_, s, r, 0);
-        int64_t rows = 0;
-        for (int32_t j = 0; j < context_.instances; ++j) rows += quota[j];
-        (context_.DomainOf(r) == context_.DomainOf(s) ? intra : inter) += rows;
-      }
-      measure.inter_out[s] = inter;
-      measure.intra_out[s] = intra;
-    });
-    team_.Sync();
-    team_.ArgMaxEach(
-        Measure::kNumBests, context_.ranks, [&](int32_t what, int32_t r) { return Dimension(measure, what, r); },
-        measure.best);
-  }
-
-  TOPOEP_BODY int64_t Dimension(const Measure& measure, int32_t what, int32_t rank) const {
-    if (what == 0) return context_.Level(rank, measure.load[rank]);
-    if (what == 1) return Larger(measure.inter_in[rank], measure.inter_out[rank]);
-    if (what == 2) return Larger(measure.intra_in[rank], measure.intra_out[rank]);
-    const int64_t* rows = measure.rows + int64_t{rank} * context_.instances;
-    int64_t padded = 0;
-    int64_t active = 0;
-    int64_t aligned = 0;
-    for (int32_t j = 0; j < context_.instances; ++j) {
-      if (what == 3) padded += PaddedRows(problem_.cost, rows[j]);
-      if (what == 3) active += rows[j] > 0;
-      if (what == 4) aligned += (rows[j] + problem_.block_rows - 1) / problem_.block_rows * problem_.block_rows;
-    }
-    return what == 3 ? RankComputePs(problem_, rank, padded, active) : aligned;
   }
 
   // Pulls stay as they are during a phase, so that they are left out.
@@ -203,33 +118,45 @@ class Improver {
     return ps;
   }
 
-  TOPOEP_BODY void Round(Target target, Kind kind) {
+  // Whether the round is kept.
+  TOPOEP_BODY bool Round(Target target, Kind kind) {
+    if (kind == Kind::kNearby) SyncUndo();  // its requests read quotas
     const Measure& now = Now();
     const Measure& next = memory_.measures[1 - now_];
     bound_ = target != Target::kLevel;
     kind_ = kind;
-    const int64_t fair = *context_.fair;
+    const int64_t fair = context_.Fair();
     load_cut_ = bound_ ? fair + FloorHalf(now.Level() - fair) : fair;
     inter_cut_ = (Sum(now.inter_in) / context_.ranks + now.Inter()) / 2;
     intra_cut_ = (Sum(now.intra_in) / context_.ranks + now.Intra()) / 2;
     const int64_t cost = CostOf(now, target);
     team_.ForEach(context_.ranks, [&](int32_t r) { memory_.request[r] = BestRequest(r); });
-    Clear(next);
     team_.Sync();
-    team_.ForEach(context_.ranks, [&](int32_t r) { memory_.amount[r] = Grant(r); });
-    team_.Sync();
-    team_.ForEach(context_.ranks, [&](int32_t r) { Take(r); });
+    Clear(team_, context_, next);  // every lane is done with it
+    team_.ForEach(context_.ranks, [&](int32_t r) {
+      memory_.amount[r] = Grant(r);
+      Take(r);
+    });
     team_.Sync();
     bool any = false;
     for (int32_t r = 0; r < context_.ranks; ++r) any |= memory_.amount[r] > 0;
-    if (!any) return;
+    if (!any) return false;
     Apply(1);
-    Count(next);
+    team_.Sync();
+    Count(team_, context_, state_, next);
     if (CostOf(next, target) < cost) {
       now_ = 1 - now_;
-    } else {
-      Apply(-1);
+      return true;
     }
+    Apply(-1);
+    undone_ = true;
+    return false;
+  }
+
+  // Nothing reads quotas between a round that is undone and the takes of the next one, which lie behind a barrier.
+  TOPOEP_BODY void SyncUndo() {
+    if (undone_) team_.Sync();
+    undone_ = false;
   }
 
   TOPOEP_BODY int64_t Over(int32_t rank) const {
@@ -375,17 +302,18 @@ class Improver {
     memory_.amount[r] = taken;
   }
 
+  // A lane applies what it took itself: it may go on to its next request without a barrier.
   TOPOEP_BODY void Apply(int32_t sign) {
-    team_.ForEach(context_.ranks * context_.ranks, [&](int32_t i) {
-      const int32_t r = i / context_.ranks;
-      const int32_t source = i % context_.ranks;
-      if (memory_.amount[r] <= 0 || memory_.take[i] == 0) return;
+    team_.ForEach(context_.ranks, [&](int32_t r) {
+      if (memory_.amount[r] <= 0) return;
       const int32_t item = memory_.request[r].from;
-      const int32_t rows = sign * memory_.take[i];
-      team_.Add(state_.Quota(context_, source, item / context_.instances, item % context_.instances), -rows);
-      team_.Add(state_.Quota(context_, source, r, memory_.request[r].to), rows);
+      const int32_t* take = memory_.take + int64_t{r} * context_.ranks;
+      for (int32_t s = 0; s < context_.ranks; ++s) {
+        if (take[s] == 0) continue;
+        team_.Add(state_.Quota(context_, s, item / context_.instances, item % context_.instances), -sign * take[s]);
+        team_.Add(state_.Quota(context_, s, r, memory_.request[r].to), sign * take[s]);
+      }
     });
-    team_.Sync();
   }
 
   TOPOEP_BODY static int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
@@ -404,6 +332,7 @@ class Improver {
   int64_t inter_cut_ = 0;
   int64_t intra_cut_ = 0;
   int32_t now_ = 0;
+  bool undone_ = false;
 };
 
 }  // namespace topoep

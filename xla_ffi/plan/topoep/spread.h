@@ -220,7 +220,7 @@ TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, b
 template <class Team>
 TOPOEP_BODY void Spread(Team& team, const Context& context, int64_t permille, const SpreadMemory& memory,
                         const Jobs& jobs, const State& state) {
-  const int64_t level = *context.fair * (1000 + permille) / 1000;
+  const int64_t level = context.Fair() * (1000 + permille) / 1000;
   for (const bool inside : {false, true, false}) SpreadPass(team, context, level, inside, memory, jobs, state);
 }
 
@@ -230,7 +230,7 @@ TOPOEP_BODY void SpreadGreedily(Team& team, const Context& context, const Candid
                                 const SpreadMemory& memory, const Jobs& jobs, const State& state) {
   const int32_t ranks = context.ranks;
   const Cost& cost = context.problem->cost;
-  const int64_t level = *context.fair * (1000 + candidate.spread) / 1000;
+  const int64_t level = context.Fair() * (1000 + candidate.spread) / 1000;
   const auto pull_rows = [&](int64_t fs_per_byte) {
     if (cost.row_ps == 0) return int64_t{0};
     return candidate.price * LinkPs(cost.expert_bytes, fs_per_byte) / (4 * cost.row_ps);
