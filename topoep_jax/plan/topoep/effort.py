@@ -146,6 +146,8 @@ def candidates(topology: Topology, num_slots: int, effort: Effort) -> tuple[Cand
     """The candidates in order, the empty plan first; those that could not differ from an earlier one are left out."""
     if num_slots == 0 or topology.num_ranks == 1:
         return (EMPTY,)
+    if topology.num_domains == 1:  # nothing is remote: one filling is all there is
+        effort = dataclasses.replace(effort, own=(None,), inbound=(0,), sixteenths=(16,))
     others = max(1, topology.num_domains - 1)
     limits = [UNLIMITED if halves is None else others * halves // 2 for halves in effort.own]
     own = [limit for limit in dict.fromkeys(limits) if limit >= 1]
