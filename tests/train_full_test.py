@@ -38,10 +38,10 @@ def keep(name: str, result: dict) -> None:
 def test_balancing_does_not_change_training(tmp_path, name, skew):
     """The paper reports a relative difference of 0.088 % in the mean and 0.407 % at most."""
     losses = {}
-    for planner in ("none", "topoep_paper"):
+    for planner in ("none", "topoep"):
         lines = run(tmp_path / planner, planner=planner, steps=200, dtype="float32", skew=skew)
         losses[planner] = np.array([line["loss"] for line in lines])
-    difference = np.abs(losses["topoep_paper"] / losses["none"] - 1)
+    difference = np.abs(losses["topoep"] / losses["none"] - 1)
     mean, most = float(difference.mean()), float(difference.max())
     keep(
         f"loss_parity_{name}",

@@ -1,11 +1,13 @@
-"""Time of one plan inside a compiled program, beside its floor (a call that plans nothing) and the NumPy reference.
+"""Time of one plan inside a compiled program: our planner beside the paper's, a rival, and a call that plans nothing.
 
     python -m tests.bench.plan_bench [--repeats 20]
 
-Times are medians in microseconds of whole calls from Python, so the floor holds JAX's own cost of a call.
+Times are medians in microseconds of whole calls from Python, on one thread; the floor (planner "none") is JAX's own
+cost of a call. `eplb` is NumPy, the others are C++.
 """
 
 import argparse
+import functools
 import time
 from collections.abc import Callable
 
@@ -16,7 +18,14 @@ import numpy as np
 from tests.cases import SKEWS, Case, tagged
 from tests.generator import biased_demand
 from topoep_jax import solve_plan
-from topoep_jax.plan.types import Plan
+from topoep_jax.plan.reference import PLANNERS
+
+COLUMNS = {
+    "floor": {"planner": "none"},
+    "paper": {"planner": "topoep_paper"},
+    "fast": {"planner": "topoep", "effort": "fast"},
+    "default": {"planner": "topoep", "effort": "default"},
+}
 
 
 def median_us(call: Callable[[], object], repeats: int) -> float:
@@ -30,13 +39,14 @@ def median_us(call: Callable[[], object], repeats: int) -> float:
     return float(np.median(times) * 1e6)
 
 
-def planner_of(case: Case, planner: str, implementation: str) -> Callable[[jax.Array], Plan]:
-    def plan(omega: jax.Array) -> Plan:
-        return solve_plan(
-            omega, case.topology, case.cost, num_slots=case.num_slots, planner=planner, implementation=implementation
-        )
-
-    return plan
+def times_us(case: Case, drawn: np.ndarray, compiled: dict[str, Callable], repeats: int) -> dict[str, float]:
+    omega = jnp.asarray(drawn, jnp.int32)
+    us = {
+        column: median_us(functools.partial(run, omega), 3 if column == "default" else repeats)
+        for column, run in compiled.items()
+    }
+    us["eplb"] = median_us(lambda: PLANNERS["eplb"](drawn, case.problem()).quota, 3)
+    return us
 
 
 def main() -> None:
@@ -44,22 +54,17 @@ def main() -> None:
     parser.add_argument("--repeats", type=int, default=20)
     repeats = parser.parse_args().repeats
     jax.config.update("jax_platforms", "cpu")
-    print(
-        f"{'case':14}{'R':>5}{'E':>5}{'N':>3}{'skew':>6}{'native us':>11}{'floor us':>10}{'NumPy us':>10}{'ratio':>7}"
-    )
+    names = [*COLUMNS, "eplb"]
+    heads = "".join(f"{name + ' us':>12}" for name in names)
+    print(f"{'case':14}{'R':>5}{'E':>5}{'N':>3}{'skew':>6}{heads}{'fast/paper':>12}{'fast/eplb':>11}")
     for case in tagged("tables"):
-        if case.topology.num_ranks > 64:
-            continue  # drawing its demand takes minutes
-        native = jax.jit(planner_of(case, "topoep_paper", "cpu"))
-        floor = jax.jit(planner_of(case, "none", "cpu"))
-        reference = planner_of(case, "topoep_paper", "reference")
+        solve = functools.partial(solve_plan, topology=case.topology, cost=case.cost, num_slots=case.num_slots)
+        compiled = {column: jax.jit(functools.partial(solve, **options)) for column, options in COLUMNS.items()}
         for skew, drawn in biased_demand(case, SKEWS, seed=0).items():
-            omega = jnp.asarray(drawn, jnp.int32)
-            native_us = median_us(lambda native=native, omega=omega: native(omega), repeats)
-            floor_us = median_us(lambda floor=floor, omega=omega: floor(omega), repeats)
-            numpy_us = median_us(lambda reference=reference, omega=omega: reference(omega), 1)
-            shape = f"{case.name:14}{omega.shape[0]:5}{omega.shape[1]:5}{case.num_slots:3}{skew:6}"
-            print(f"{shape}{native_us:11.0f}{floor_us:10.0f}{numpy_us:10.0f}{numpy_us / native_us:7.1f}")
+            us = times_us(case, drawn, compiled, repeats)
+            shape = f"{case.name:14}{case.topology.num_ranks:5}{case.num_experts:5}{case.num_slots:3}{skew:6}"
+            ratios = f"{us['fast'] / us['paper']:12.1f}{us['fast'] / us['eplb']:11.2f}"
+            print(shape + "".join(f"{us[name]:12.0f}" for name in names) + ratios, flush=True)
 
 
 if __name__ == "__main__":
