@@ -70,7 +70,7 @@ TOPOEP_BODY void Build(Team& team, const Context& context, const Effort& effort,
 template <class Team>
 TOPOEP_BODY void Record(Team& team, Improver<Team>& improver, const Memory& memory, int32_t at) {
   const int64_t cost = improver.PredictedPs();
-  team.Single([&] { memory.entries[at] = Entry{cost, improver.InterRows(), improver.Now().Aligned(), 1}; });
+  team.Single([&] { memory.entries[at] = Entry{cost, improver.Now().TotalInter(), improver.Now().Aligned(), 1}; });
 }
 
 // Builds a candidate and runs its phases up to `last`; writes their entries if `record`.

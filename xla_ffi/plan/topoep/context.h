@@ -46,7 +46,8 @@ struct Context {
         inbound(arena.Take<int64_t>(ranks)),
         place(arena.Take<int32_t>(int64_t{num_domains} * experts)),
         before(arena.Take<int64_t>(int64_t{num_domains} * experts)),
-        ranked(arena.Take<int32_t>(int64_t{num_domains} * experts)) {
+        ranked(arena.Take<int32_t>(int64_t{num_domains} * experts)),
+        ranking(arena.Take<int32_t>(int64_t{num_domains} * experts)) {
     for (int32_t d = 0; d < num_domains; ++d) {
       largest_domain = largest_domain > domains.Size(d) ? largest_domain : domains.Size(d);
     }
@@ -95,6 +96,7 @@ struct Context {
   int32_t* place;    // [M, E] of a pair among those of its main rank, best first; -1: not a pair
   int64_t* before;   // [M, E] rows of the better ones
   int32_t* ranked;   // [M, E] remote experts of a domain, best first, then -1
+  int32_t* ranking;  // [M, E] where an expert stands there; -1: nowhere
 };
 
 // Rows that de-duplication would take off the links, in 840ths of a row (divisible by 1..8): a token's experts at one
@@ -150,6 +152,7 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     const int32_t expert = i % context.experts;
     context.place[i] = -1;
     context.before[i] = 0;
+    context.ranking[i] = -1;
     if (!context.Pays(domain, expert)) return;
     int32_t place = 0;
     int64_t before = 0;
@@ -171,6 +174,7 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     }
     context.place[i] = place;
     context.before[i] = before;
+    context.ranking[i] = rank_in_domain;
     context.ranked[context.At(domain, rank_in_domain)] = expert;
   });
   team.ForEach(context.ranks, [&](int32_t rank) {
@@ -221,6 +225,7 @@ struct State {
   int32_t* quota;        // [R, R, J]
 };
 
+// The empty plan. No barrier.
 template <class Team>
 TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state) {
   team.ForEach(context.ranks * context.slots, [&](int32_t i) { state.slot_expert[i] = -1; });
@@ -233,7 +238,6 @@ TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state
           j < context.mains ? context.problem->omega[int64_t{source} * context.experts + rank * context.mains + j] : 0;
     }
   });
-  team.Sync();
 }
 
 // Drops replicas that execute nothing.

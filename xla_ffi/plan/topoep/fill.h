@@ -12,7 +12,8 @@
 
 namespace topoep {
 
-// Leaves slot_expert in the state, and the rows each instance is to get in slot_target and main_target.
+// Leaves slot_expert in the state, and the rows each instance is to get in slot_target and main_target. A dependent
+// step for each slot of the largest domain and each move, and three more.
 template <class Team>
 TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selection, const FillMemory& memory,
                       int32_t moves, const State& state) {
@@ -38,19 +39,7 @@ TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selec
           if (best.Found()) at(i).Place(best.index);
         });
   }
-  team.ForEach(memory.cases * memory.items, [&](int32_t i) {
-    const FillCase fill = at(i / memory.items);
-    const int32_t item = i % memory.items;
-    if (fill.IsCarved(item) ? item - memory.slots >= fill.size * context.mains : item >= selection.count[fill.domain]) {
-      return;
-    }
-    if (!fill.Return(item)) team.Add(&memory.infeasible[i / memory.items], 1);
-  });
-  team.Sync();
-  team.ForEach(memory.cases, [&](int32_t i) {
-    at(i).CountLoads();
-    at(i).FindBusiest();
-  });
+  team.ForEach(memory.cases, [&](int32_t i) { at(i).Settle(); });
   team.Sync();
   for (int32_t step = 0; step < moves; ++step) {
     team.ArgMaxEach(

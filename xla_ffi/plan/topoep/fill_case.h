@@ -223,6 +223,15 @@ class FillCase {
     return true;
   }
 
+  // After the last placement: nothing stays without an instance, and loads are what they are then.
+  TOPOEP_BODY void Settle() const {
+    const int32_t carved = memory_.slots + size * context_.mains;
+    for (int32_t item = 0; item < carved; ++item) {
+      if (item < selection_.count[domain] || IsCarved(item)) memory_.infeasible[index_] += !Return(item);
+    }
+    CountLoads();
+    FindBusiest();
+  }
   TOPOEP_BODY void CountLoads() const {
     for (int32_t g = 0; g < size; ++g) {
       int64_t load = 0;

@@ -20,21 +20,19 @@ struct Request {
 
 struct ImproveMemory {
   ImproveMemory(const Context& context, Arena& arena)
-      : measures{Measure(context, arena), Measure(context, arena)},
-        first_slot(arena.Take<int32_t>(context.experts)),
-        next_slot(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+      : measures{Measure(context, arena), Measure(context, arena), Measure(context, arena)},
+        holders(context, arena),
         request(arena.Take<Request>(context.ranks)),
         amount(arena.Take<int64_t>(context.ranks)),
         take(arena.Take<int32_t>(int64_t{context.ranks} * context.ranks)),
         cost_words(arena.Take<int64_t>(CostMemory::NumWords(*context.problem))),
         cost_bests(arena.Take<Best>(Links::kNumBests)) {}
 
-  Measure measures[2];
-  int32_t* first_slot;  // [E] lowest slot r * N + n that holds the expert, -1: none
-  int32_t* next_slot;   // [R, N] the next one
-  Request* request;     // [R]
-  int64_t* amount;      // [R] rows granted to the rank's request
-  int32_t* take;        // [R, R] of them from each source
+  Measure measures[3];  // the plan as it is, as a round would make it, and one that a slow lane may still look at
+  Holders holders;
+  Request* request;  // [R]
+  int64_t* amount;   // [R] rows granted to the rank's request
+  int32_t* take;     // [R, R] of them from each source
   int64_t* cost_words;
   Best* cost_bests;
 };
@@ -48,115 +46,129 @@ class Improver {
   TOPOEP_BODY Improver(Team& team, const Context& context, const ImproveMemory& memory, const State& state)
       : team_(team), context_(context), problem_(*context.problem), memory_(memory), state_(state) {}
 
-  // Lists the holders of each expert and measures the plan.
+  // Lists the holders of each expert and measures the plan. Quotas and slots may still be written before it.
   TOPOEP_BODY void Start() {
-    const int32_t slots = context_.ranks * context_.slots;
-    team_.ForEach(context_.experts, [&](int32_t e) { memory_.first_slot[e] = -1; });
-    Clear(team_, context_, Now());
+    team_.ForEach(context_.experts, [&](int32_t e) { memory_.holders.first[e] = -1; });
+    Clear(team_, Now());
     team_.Sync();
-    team_.ForEach(slots, [&](int32_t i) {
-      const int32_t expert = state_.slot_expert[i];
-      memory_.next_slot[i] = -1;
-      if (expert < 0) return;
-      bool first = true;
-      for (int32_t k = 0; k < i && first; ++k) first = state_.slot_expert[k] != expert;
-      if (first) memory_.first_slot[expert] = i;
-      for (int32_t k = i + 1; k < slots; ++k) {
-        if (state_.slot_expert[k] != expert) continue;
-        memory_.next_slot[i] = k;
-        break;
-      }
-    });
+    ListHolders(team_, context_, state_, memory_.holders);
     Count(team_, context_, state_, Now());
+    team_.Sync();
+    FindBest(team_, context_, memory_.holders, Now());
   }
 
-  // Runs the rounds, keeps those that lower the cost, and drops replicas left without rows.
+  // Runs the rounds, keeps those that lower the cost, and drops replicas left without rows. What it writes last, others
+  // see after the next barrier.
   TOPOEP_BODY void Run(Target target, const int32_t* kinds, int32_t num_kinds) {
+    cost_ = CostOf(Now(), target);
     uint32_t failed = 0;  // kinds that changed nothing since the last change
     for (int32_t i = 0; i < num_kinds; ++i) {
       const uint32_t bit = uint32_t{1} << kinds[i];
       if (failed & bit) continue;
       failed = Round(target, static_cast<Kind>(kinds[i])) ? 0 : failed | bit;
     }
-    SyncUndo();
-    FreeIdleSlots(team_, context_, state_);
+    ApplyPending();
+    team_.ForEach(context_.ranks, [&](int32_t r) {
+      for (int32_t n = 0; n < context_.slots; ++n) {
+        const int64_t item = int64_t{r} * context_.instances + context_.mains + n;
+        if (Now().rows[item] == 0) state_.slot_expert[int64_t{r} * context_.slots + n] = -1;
+      }
+    });
   }
 
   TOPOEP_BODY const Measure& Now() const { return memory_.measures[now_]; }
 
-  TOPOEP_BODY int64_t InterRows() const { return Sum(Now().inter_in); }
-
-  // Picoseconds of the plan as it is.
+  // Picoseconds of the plan as it is. Without dependent steps where a token's rows travel on their own and each replica
+  // is pulled from its main.
   TOPOEP_BODY int64_t PredictedPs() {
+    if (problem_.cost.dedup || problem_.cost.pulls != Pulls::kDirect) return PredictPsOfState();
+    return RowsPs(Now()) + PullsPs(Now());
+  }
+
+ private:
+  TOPOEP_BODY int64_t PredictPsOfState() {
+    team_.Sync();  // a slow lane may still add up the links of the prediction before
     const CostMemory memory{memory_.cost_words, memory_.cost_bests};
     return PredictPs(team_, problem_, context_.domains, state_.slot_expert, state_.quota, memory);
   }
 
- private:
-  TOPOEP_BODY int64_t Sum(const int64_t* counts) const {
-    int64_t sum = 0;
-    for (int32_t r = 0; r < context_.ranks; ++r) sum += counts[r];
-    return sum;
+  // Compute and rows; pulls stay as they are during a phase.
+  TOPOEP_BODY int64_t RowsPs(const Measure& measure) const {
+    const int64_t row_bytes = 2 * problem_.cost.token_bytes;
+    const bool eq8 = problem_.objective == Objective::kEq8;
+    return measure.ComputePs() + LinksPs(problem_.cost, row_bytes * (eq8 ? measure.TotalInter() : measure.Inter()),
+                                         row_bytes * (eq8 ? measure.TotalIntra() : measure.Intra()));
+  }
+  TOPOEP_BODY int64_t PullsPs(const Measure& measure) const {
+    int64_t far = measure.FarPulls();
+    int64_t near = measure.NearPulls();
+    if (problem_.objective == Objective::kEq8) {
+      far = near = 0;
+      for (int32_t slot = 0; slot < context_.ranks * context_.slots; ++slot) {
+        far += IsPulled(context_, memory_.holders, measure, true, slot);
+        near += IsPulled(context_, memory_.holders, measure, false, slot);
+      }
+    }
+    return LinksPs(problem_.cost, problem_.cost.expert_bytes * far, problem_.cost.expert_bytes * near);
   }
 
-  // Pulls stay as they are during a phase, so that they are left out.
   TOPOEP_BODY int64_t CostOf(const Measure& measure, Target target) {
     if (target == Target::kLevel) return measure.Aligned();
-    const int64_t row_bytes = 2 * problem_.cost.token_bytes;
-    const int64_t inter = Sum(measure.inter_in);
-    int64_t ps = 0;
-    if (problem_.cost.dedup) {
-      ps = PredictedPs();
-    } else if (problem_.objective == Objective::kEq8) {
-      ps = measure.ComputePs() + LinksPs(problem_.cost, row_bytes * inter, row_bytes * Sum(measure.intra_in));
-    } else {
-      ps = measure.ComputePs() + LinksPs(problem_.cost, row_bytes * measure.Inter(), row_bytes * measure.Intra());
-    }
+    int64_t ps = problem_.cost.dedup ? PredictPsOfState() : RowsPs(measure);
     if (target == Target::kThrifty) {
-      ps += 3 * LinkPs(row_bytes * (inter / context_.ranks), problem_.cost.inter_fs_per_byte) / 4;
+      const int64_t mean_bytes = 2 * problem_.cost.token_bytes * (measure.TotalInter() / context_.ranks);
+      ps += 3 * LinkPs(mean_bytes, problem_.cost.inter_fs_per_byte) / 4;
     }
     return ps;
   }
 
-  // Whether the round is kept.
+  // Whether the round is kept. Three dependent steps; a round that grants nothing has two.
   TOPOEP_BODY bool Round(Target target, Kind kind) {
-    if (kind == Kind::kNearby) SyncUndo();  // its requests read quotas
+    if (kind == Kind::kNearby) {  // its requests read quotas
+      ApplyPending();
+      team_.Sync();
+    }
+    const int32_t then = 3 - now_ - before_;
     const Measure& now = Now();
-    const Measure& next = memory_.measures[1 - now_];
+    const Measure& next = memory_.measures[then];
     bound_ = target != Target::kLevel;
     kind_ = kind;
     const int64_t fair = context_.Fair();
     load_cut_ = bound_ ? fair + FloorHalf(now.Level() - fair) : fair;
-    inter_cut_ = (Sum(now.inter_in) / context_.ranks + now.Inter()) / 2;
-    intra_cut_ = (Sum(now.intra_in) / context_.ranks + now.Intra()) / 2;
-    const int64_t cost = CostOf(now, target);
+    inter_cut_ = (now.TotalInter() / context_.ranks + now.Inter()) / 2;
+    intra_cut_ = (now.TotalIntra() / context_.ranks + now.Intra()) / 2;
+    Copy(team_, now, next);
+    ApplyPending();
     team_.ForEach(context_.ranks, [&](int32_t r) { memory_.request[r] = BestRequest(r); });
     team_.Sync();
-    Clear(team_, context_, next);  // every lane is done with it
     team_.ForEach(context_.ranks, [&](int32_t r) {
       memory_.amount[r] = Grant(r);
-      Take(r);
+      Take(r, next);
     });
     team_.Sync();
     bool any = false;
     for (int32_t r = 0; r < context_.ranks; ++r) any |= memory_.amount[r] > 0;
+    before_ = then;
     if (!any) return false;
-    Apply(1);
-    team_.Sync();
-    Count(team_, context_, state_, next);
-    if (CostOf(next, target) < cost) {
-      now_ = 1 - now_;
+    pending_ = 1;
+    const bool reads_quotas = problem_.cost.dedup && bound_;
+    if (reads_quotas) ApplyPending();
+    FindBest(team_, context_, memory_.holders, next);
+    const int64_t cost = CostOf(next, target);
+    if (cost < cost_) {
+      cost_ = cost;
+      before_ = now_;
+      now_ = then;
       return true;
     }
-    Apply(-1);
-    undone_ = true;
+    pending_ = reads_quotas ? -1 : 0;
     return false;
   }
 
-  // Nothing reads quotas between a round that is undone and the takes of the next one, which lie behind a barrier.
-  TOPOEP_BODY void SyncUndo() {
-    if (undone_) team_.Sync();
-    undone_ = false;
+  // Quotas follow the measure late: the lane that took the rows moves them, while nobody reads quotas.
+  TOPOEP_BODY void ApplyPending() {
+    if (pending_ != 0) Apply(pending_);
+    pending_ = 0;
   }
 
   TOPOEP_BODY int64_t Over(int32_t rank) const {
@@ -182,8 +194,7 @@ class Improver {
       if (expert < 0) continue;
       const int32_t main = expert / context_.mains;
       Consider(r, j, main, expert % context_.mains, slack, best);
-      for (int32_t slot = memory_.first_slot[expert]; slot >= 0; slot = memory_.next_slot[slot]) {
-        if (state_.slot_expert[slot] != expert) continue;
+      for (int32_t slot = memory_.holders.first[expert]; slot >= 0; slot = memory_.holders.next[slot]) {
         Consider(r, j, slot / context_.slots, context_.mains + slot % context_.slots, slack, best);
       }
     }
@@ -228,25 +239,28 @@ class Improver {
     }
   }
 
-  // Rows granted to rank r: its request must be the largest to that instance, and the giver stops at its target.
+  // Rows granted to rank r: its request must be the largest to that instance, and the giver stops at its target, lower
+  // instances first.
   TOPOEP_BODY int64_t Grant(int32_t r) const {
     const Request& request = memory_.request[r];
-    if (request.want <= 0) return 0;
+    if (request.want <= 0 || !IsLargest(r)) return 0;
     const int32_t giver = request.from / context_.instances;
     int64_t left = Over(giver);
-    for (int32_t item = giver * context_.instances; item <= request.from; ++item) {
-      int32_t winner = -1;
-      for (int32_t o = 0; o < context_.ranks; ++o) {
-        const Request& other = memory_.request[o];
-        if (other.from != item || other.want <= 0) continue;
-        if (winner < 0 || other.want > memory_.request[winner].want) winner = o;
-      }
-      if (winner < 0) continue;
-      const int64_t granted = Smaller(left, memory_.request[winner].want);
-      if (item == request.from) return winner == r ? granted : 0;
-      left -= granted;
+    for (int32_t o = 0; o < context_.ranks && left > 0; ++o) {
+      const Request& other = memory_.request[o];
+      if (other.want <= 0 || other.from >= request.from || other.from / context_.instances != giver) continue;
+      if (IsLargest(o)) left -= other.want;
     }
-    return 0;
+    return NotNegative(Smaller(left, request.want));
+  }
+  TOPOEP_BODY bool IsLargest(int32_t r) const {
+    const Request& request = memory_.request[r];
+    for (int32_t o = 0; o < context_.ranks; ++o) {
+      const Request& other = memory_.request[o];
+      if (other.from != request.from) continue;
+      if (other.want > request.want || (other.want == request.want && o < r)) return false;
+    }
+    return true;
   }
 
   // Best sources first: the taker itself, its domain, neighbours of both, sources that cross anyway, sources that would
@@ -277,7 +291,8 @@ class Improver {
     return 0;
   }
 
-  TOPOEP_BODY void Take(int32_t r) const {
+  // Also adds what it changes to `next`.
+  TOPOEP_BODY void Take(int32_t r, const Measure& next) const {
     int32_t* take = memory_.take + int64_t{r} * context_.ranks;
     int64_t amount = memory_.amount[r];
     if (amount <= 0) return;
@@ -298,6 +313,9 @@ class Improver {
       take[s] = static_cast<int32_t>(Smaller(rows, NotNegative(amount - before)));
       before += rows;
       taken += take[s];
+      if (take[s] == 0) continue;
+      AddExecuted(team_, context_, next, s, from, item % context_.instances, -take[s]);
+      AddExecuted(team_, context_, next, s, r, memory_.request[r].to, take[s]);
     }
     memory_.amount[r] = taken;
   }
@@ -331,8 +349,10 @@ class Improver {
   int64_t load_cut_ = 0;
   int64_t inter_cut_ = 0;
   int64_t intra_cut_ = 0;
-  int32_t now_ = 0;
-  bool undone_ = false;
+  int64_t cost_ = 0;     // of the plan as it is, as the phase counts it
+  int32_t now_ = 0;      // of the measures
+  int32_t before_ = 1;   // of the measures: the other one that the last round compared
+  int32_t pending_ = 0;  // sign with which the last round's takes are still to be applied
 };
 
 }  // namespace topoep

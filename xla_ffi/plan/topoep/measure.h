@@ -10,83 +10,159 @@
 
 namespace topoep {
 
-// What a plan's quotas add up to. Two of them alternate: the plan as it is, and as a round would make it.
+// The slots that hold each expert when improvement starts, as lists in ascending order. Slots freed later stay in them,
+// without rows.
+struct Holders {
+  Holders(const Context& context, Arena& arena)
+      : first(arena.Take<int32_t>(context.experts)),
+        next(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
+        expert(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)) {}
+
+  int32_t* first;   // [E] lowest slot r * N + n that holds the expert, -1: none
+  int32_t* next;    // [R, N] the next one, -1: none
+  int32_t* expert;  // [R, N] the expert of the slot, -1: free
+};
+
+// `holders.first` must be -1 everywhere.
+template <class Team>
+TOPOEP_BODY void ListHolders(Team& team, const Context& context, const State& state, const Holders& holders) {
+  const int32_t slots = context.ranks * context.slots;
+  team.ForEach(slots, [&](int32_t i) {
+    const int32_t expert = state.slot_expert[i];
+    holders.next[i] = -1;
+    holders.expert[i] = expert;
+    if (expert < 0) return;
+    bool first = true;
+    for (int32_t k = 0; k < i && first; ++k) first = state.slot_expert[k] != expert;
+    if (first) holders.first[expert] = i;
+    for (int32_t k = i + 1; k < slots; ++k) {
+      if (state.slot_expert[k] != expert) continue;
+      holders.next[i] = k;
+      break;
+    }
+  });
+}
+
 struct Measure {
   Measure(const Context& context, Arena& arena)
-      : rows(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
-        by_domain(arena.Take<int64_t>(int64_t{context.ranks} * context.instances * context.num_domains)),
-        counts(arena.Take<int64_t>(5 * int64_t{context.ranks})),
+      : num_words(context.ranks * (context.instances * (1 + context.num_domains) + 5) + 2),
+        words(arena.Take<int64_t>(num_words)),
         best(arena.Take<Best>(kNumBests)),
-        load(counts),
-        inter_in(counts + context.ranks),
-        inter_out(counts + 2 * context.ranks),
-        intra_in(counts + 3 * context.ranks),
-        intra_out(counts + 4 * context.ranks) {}
+        rows(words),
+        by_domain(rows + int64_t{context.ranks} * context.instances),
+        load(by_domain + int64_t{context.ranks} * context.instances * context.num_domains),
+        inter_in(load + context.ranks),
+        inter_out(inter_in + context.ranks),
+        intra_in(inter_out + context.ranks),
+        intra_out(intra_in + context.ranks),
+        total(intra_out + context.ranks) {}
 
-  static constexpr int32_t kNumBests = 5;
+  static constexpr int32_t kNumBests = 7;
 
   TOPOEP_BODY int64_t Level() const { return best[0].key; }
   TOPOEP_BODY int64_t Inter() const { return best[1].key; }
   TOPOEP_BODY int64_t Intra() const { return best[2].key; }
   TOPOEP_BODY int64_t ComputePs() const { return best[3].key; }
   TOPOEP_BODY int64_t Aligned() const { return best[4].key; }
+  TOPOEP_BODY int64_t FarPulls() const { return best[5].key; }
+  TOPOEP_BODY int64_t NearPulls() const { return best[6].key; }
+  TOPOEP_BODY int64_t TotalInter() const { return total[0]; }
+  TOPOEP_BODY int64_t TotalIntra() const { return total[1]; }
 
+  int32_t num_words;
+  int64_t* words;  // everything but `best`
+  Best*
+      best;  // of all ranks: level, rows across domains and inside, compute time, aligned rows, pulls across and inside
   int64_t* rows;       // [R, J]
   int64_t* by_domain;  // [R, J, M] by domain of the source
-  int64_t* counts;
-  Best* best;          // of all ranks: level, rows across domains, rows inside, compute time, aligned rows
   int64_t* load;       // [R]
   int64_t* inter_in;   // [R] rows across domains
   int64_t* inter_out;  // [R]
   int64_t* intra_in;   // [R] rows inside the domain, from or to another rank
   int64_t* intra_out;  // [R]
+  int64_t* total;      // [2] of all ranks: rows across domains, rows inside
 };
 
 TOPOEP_BODY inline int64_t LargerOf(int64_t a, int64_t b) { return a > b ? a : b; }
 
+// Whether a slot's replica has rows and must be pulled, across domains or inside one.
+TOPOEP_BODY inline bool IsPulled(const Context& context, const Holders& holders, const Measure& measure, bool across,
+                                 int32_t slot) {
+  const int32_t expert = holders.expert[slot];
+  if (expert < 0) return false;
+  const int32_t rank = slot / context.slots;
+  if ((context.Home(expert) != context.DomainOf(rank)) != across) return false;
+  return measure.rows[int64_t{rank} * context.instances + context.mains + slot % context.slots] > 0;
+}
+
+// Copies that a rank receives, or sends of its mains, whichever are more.
+TOPOEP_BODY inline int64_t MostPulls(const Context& context, const Holders& holders, const Measure& measure,
+                                     bool across, int32_t rank) {
+  int64_t in = 0;
+  int64_t out = 0;
+  for (int32_t n = 0; n < context.slots; ++n) {
+    in += IsPulled(context, holders, measure, across, rank * context.slots + n);
+  }
+  for (int32_t expert = rank * context.mains; expert < (rank + 1) * context.mains; ++expert) {
+    for (int32_t slot = holders.first[expert]; slot >= 0; slot = holders.next[slot]) {
+      out += IsPulled(context, holders, measure, across, slot);
+    }
+  }
+  return LargerOf(in, out);
+}
+
 // What is maximal over ranks as best[what].
-TOPOEP_BODY inline int64_t Dimension(const Context& context, const Measure& measure, int32_t what, int32_t rank) {
+TOPOEP_BODY inline int64_t Dimension(const Context& context, const Holders& holders, const Measure& measure,
+                                     int32_t what, int32_t rank) {
+  const Problem& problem = *context.problem;
   if (what == 0) return context.Level(rank, measure.load[rank]);
   if (what == 1) return LargerOf(measure.inter_in[rank], measure.inter_out[rank]);
   if (what == 2) return LargerOf(measure.intra_in[rank], measure.intra_out[rank]);
+  if (what >= 5) return MostPulls(context, holders, measure, what == 5, rank);
   const int64_t* rows = measure.rows + int64_t{rank} * context.instances;
-  int64_t padded = 0;
-  int64_t active = 0;
+  if (what == 3) {
+    int64_t padded = 0;
+    int64_t active = 0;
+    for (int32_t j = 0; j < context.instances; ++j) {
+      padded += PaddedRows(problem.cost, rows[j]);
+      active += rows[j] > 0;
+    }
+    return RankComputePs(problem, rank, padded, active);
+  }
   int64_t aligned = 0;
   for (int32_t j = 0; j < context.instances; ++j) {
-    if (what == 3) padded += PaddedRows((*context.problem).cost, rows[j]);
-    if (what == 3) active += rows[j] > 0;
-    if (what == 4)
-      aligned +=
-          (rows[j] + (*context.problem).block_rows - 1) / (*context.problem).block_rows * (*context.problem).block_rows;
+    aligned += (rows[j] + problem.block_rows - 1) / problem.block_rows * problem.block_rows;
   }
-  return what == 3 ? RankComputePs((*context.problem), rank, padded, active) : aligned;
+  return aligned;
 }
 
 template <class Team>
-TOPOEP_BODY void Clear(Team& team, const Context& context, const Measure& measure) {
-  team.ForEach(5 * context.ranks, [&](int32_t i) { measure.counts[i] = 0; });
+TOPOEP_BODY void Clear(Team& team, const Measure& measure) {
+  team.ForEach(measure.num_words, [&](int32_t i) { measure.words[i] = 0; });
 }
 
-// Two dependent steps; `measure` must be clear.
+template <class Team>
+TOPOEP_BODY void Copy(Team& team, const Measure& from, const Measure& to) {
+  team.ForEach(from.num_words, [&](int32_t i) { to.words[i] = from.words[i]; });
+}
+
+// Everything but `best`, by reading all quotas; `measure` must be clear. No barrier.
 template <class Team>
 TOPOEP_BODY void Count(Team& team, const Context& context, const State& state, const Measure& measure) {
-  const int32_t domains = context.num_domains;
   team.ForEach(context.ranks * context.instances, [&](int32_t i) {
     const int32_t rank = i / context.instances;
-    const int32_t domain = context.DomainOf(rank);
-    int64_t* by_domain = measure.by_domain + int64_t{i} * domains;
-    for (int32_t d = 0; d < domains; ++d) by_domain[d] = 0;
+    int64_t* by_domain = measure.by_domain + int64_t{i} * context.num_domains;
     int64_t sum = 0;
     for (int32_t s = 0; s < context.ranks; ++s) {
       const int64_t rows = *state.Quota(context, s, rank, i % context.instances);
       by_domain[context.DomainOf(s)] += rows;
       sum += rows;
     }
+    const int64_t inside = by_domain[context.DomainOf(rank)];
     measure.rows[i] = sum;
     team.Add(&measure.load[rank], sum);
-    team.Add(&measure.inter_in[rank], sum - by_domain[domain]);
-    team.Add(&measure.intra_in[rank], by_domain[domain] - *state.Quota(context, rank, rank, i % context.instances));
+    team.Add(&measure.inter_in[rank], sum - inside);
+    team.Add(&measure.intra_in[rank], inside - *state.Quota(context, rank, rank, i % context.instances));
   });
   team.ForEach(context.ranks, [&](int32_t s) {
     int64_t inter = 0;
@@ -100,10 +176,33 @@ TOPOEP_BODY void Count(Team& team, const Context& context, const State& state, c
     }
     measure.inter_out[s] = inter;
     measure.intra_out[s] = intra;
+    team.Add(&measure.total[0], inter);
+    team.Add(&measure.total[1], intra);
   });
-  team.Sync();
+}
+
+// Adds rows of a source that an instance executes, or takes away as many if negative.
+template <class Team>
+TOPOEP_BODY void AddExecuted(Team& team, const Context& context, const Measure& measure, int32_t source, int32_t rank,
+                             int32_t instance, int64_t rows) {
+  const int64_t item = int64_t{rank} * context.instances + instance;
+  const int32_t domain = context.DomainOf(source);
+  team.Add(&measure.rows[item], rows);
+  team.Add(&measure.by_domain[item * context.num_domains + domain], rows);
+  team.Add(&measure.load[rank], rows);
+  if (source == rank) return;
+  const bool across = context.DomainOf(rank) != domain;
+  team.Add(&(across ? measure.inter_in : measure.intra_in)[rank], rows);
+  team.Add(&(across ? measure.inter_out : measure.intra_out)[source], rows);
+  team.Add(&measure.total[across ? 0 : 1], rows);
+}
+
+// The busiest ranks; one dependent step.
+template <class Team>
+TOPOEP_BODY void FindBest(Team& team, const Context& context, const Holders& holders, const Measure& measure) {
   team.ArgMaxEach(
-      Measure::kNumBests, context.ranks, [&](int32_t what, int32_t r) { return Dimension(context, measure, what, r); },
+      Measure::kNumBests, context.ranks,
+      [&](int32_t what, int32_t r) { return Dimension(context, holders, measure, what, r); },
       [&](int32_t what, Best best) { measure.best[what] = best; });
 }
 

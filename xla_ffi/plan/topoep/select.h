@@ -29,6 +29,7 @@ struct Selection {
   int64_t* scan;         // [M, E]
 };
 
+// Two dependent steps.
 template <class Team>
 TOPOEP_BODY void Select(Team& team, const Context& context, const Candidate& candidate, const Selection& selection) {
   const int32_t pairs = context.num_domains * context.experts;
@@ -43,7 +44,10 @@ TOPOEP_BODY void Select(Team& team, const Context& context, const Candidate& can
     return (candidate.own < 0 || context.place[pair] < candidate.own) &&
            context.inbound[expert / context.mains] - context.before[pair] > stays;
   };
-  team.ForEach(pairs, [&](int32_t i) { selection.served[i] = 0; });
+  const auto serves = [&](int32_t domain, int32_t expert) {
+    const int32_t at = context.ranking[context.At(domain, expert)];
+    return at >= 0 && chosen(domain, at) && selection.scan[context.At(domain, at)] < limit(domain);
+  };
   team.ForEach(context.num_domains, [&](int32_t d) {
     selection.count[d] = 0;
     selection.domain_rows[d] = 0;
@@ -53,19 +57,18 @@ TOPOEP_BODY void Select(Team& team, const Context& context, const Candidate& can
       selection.scan);
   team.ForEach(pairs, [&](int32_t i) {
     const int32_t domain = i / context.experts;
-    const int64_t at = selection.scan[i];
-    if (!chosen(domain, i % context.experts) || at >= limit(domain)) return;
-    const int32_t expert = context.ranked[i];
+    const int32_t expert = i % context.experts;
+    selection.served[i] = serves(domain, expert);
+    if (!selection.served[i]) return;
+    const int64_t at = selection.scan[context.At(domain, context.ranking[i])];
     selection.selected[int64_t{domain} * selection.width + at] = expert;
-    selection.served[context.At(domain, expert)] = 1;
     team.Add(&selection.count[domain], 1);
-    team.Add(&selection.domain_rows[domain], context.demand[context.At(domain, expert)]);
+    team.Add(&selection.domain_rows[domain], context.demand[i]);
   });
-  team.Sync();
   team.ForEach(context.experts, [&](int32_t expert) {
     int64_t rows = context.total[expert];
     for (int32_t d = 0; d < context.num_domains; ++d) {
-      if (selection.served[context.At(d, expert)]) rows -= context.demand[context.At(d, expert)];
+      if (serves(d, expert)) rows -= context.demand[context.At(d, expert)];
     }
     selection.home_rows[expert] = rows;
     team.Add(&selection.domain_rows[context.Home(expert)], rows);

@@ -11,89 +11,82 @@
 
 namespace topoep {
 
-// Jobs of Apportion(): weight [jobs, R] rows of each source, part [jobs, width] rows of each taker; equal sums.
+// What is to be apportioned: weight [jobs, R] rows of each source, part [jobs, width] rows of each taker; equal sums.
 struct Jobs {
   Jobs(const Context& context, Arena& arena)
       : most(context.ranks * context.slots),
         width(context.ranks + 1),
+        length(width + 1),
         slot(arena.Take<int32_t>(most)),
         parts(arena.Take<int32_t>(most)),
         index(arena.Take<int64_t>(int64_t{context.ranks} * context.instances + 1)),
         weight(arena.Take<int64_t>(int64_t{most} * context.ranks)),
         part(arena.Take<int64_t>(int64_t{most} * width)),
-        left_weight(arena.Take<int64_t>(int64_t{most} * context.ranks)),
-        left_part(arena.Take<int64_t>(int64_t{most} * width)),
-        weight_start(arena.Take<int64_t>(int64_t{most} * context.ranks)),
-        part_start(arena.Take<int64_t>(int64_t{most} * width)) {}
+        start(arena.Take<int64_t>(int64_t{most} * 2 * length)) {}
 
   int32_t most;
   int32_t width;
-  int32_t* slot;         // [most] what a job is about
-  int32_t* parts;        // [most] takers of each job
-  int64_t* index;        // of a job among those that exist
-  int64_t* weight;       // [most, R]
-  int64_t* part;         // [most, width]
-  int64_t* left_weight;  // after the proportional whole rows
-  int64_t* left_part;
-  int64_t* weight_start;  // where they start when laid end to end
-  int64_t* part_start;
+  int32_t length;
+  int32_t* slot;    // [most] what a job is about
+  int32_t* parts;   // [most] takers of each job
+  int64_t* index;   // of a job among those that exist
+  int64_t* weight;  // [most, R]
+  int64_t* part;    // [most, width]
+  int64_t* start;   // [most, 2, length] where the rests of its sources, and of its takers, start when laid end to end
 };
 
-// put(job, source, taker, rows): the proportional share rounded down, plus what the rests, laid end to end, share.
+// A source gives a taker the proportional share of its rows, rounded down; then the rests of the sources, laid end to
+// end, go to the rests of the takers. This finds where each rest lies; one dependent step.
+template <class Team>
+TOPOEP_BODY void LayRests(Team& team, const Context& context, int32_t num_jobs, const Jobs& jobs) {
+  team.ScanEach(
+      2 * num_jobs, jobs.length,
+      [&](int32_t segment, int32_t k) {
+        const int32_t job = segment / 2;
+        const int64_t* weight = jobs.weight + int64_t{job} * context.ranks;
+        const int64_t* part = jobs.part + int64_t{job} * jobs.width;
+        const bool of_taker = segment % 2 == 1;
+        if (k >= (of_taker ? jobs.parts[job] : context.ranks)) return int64_t{0};
+        const int64_t own = of_taker ? part[k] : weight[k];
+        if (own == 0) return own;
+        int64_t total = 0;
+        for (int32_t n = 0; n < jobs.parts[job]; ++n) total += part[n];
+        if (total == 0) return own;
+        int64_t left = own;
+        const int64_t* others = of_taker ? weight : part;
+        for (int32_t n = 0; n < (of_taker ? context.ranks : jobs.parts[job]); ++n) {
+          if (others[n] != 0) left -= own * others[n] / total;
+        }
+        return left;
+      },
+      jobs.start);
+}
+
+// put(job, source, taker, rows) for all rows of the jobs. No barrier.
 template <class Team, class Put>
 TOPOEP_BODY void Apportion(Team& team, const Context& context, int32_t num_jobs, const Jobs& jobs, Put put) {
   const int32_t sources = context.ranks;
-  const auto sum = [&](int32_t job) {
-    int64_t rows = 0;
-    for (int32_t n = 0; n < jobs.parts[job]; ++n) rows += jobs.part[int64_t{job} * jobs.width + n];
-    return rows;
-  };
   team.ForEach(num_jobs * sources, [&](int32_t i) {
+    if (jobs.weight[i] == 0) return;
     const int32_t job = i / sources;
-    const int64_t rows = sum(job);
-    int64_t left = jobs.weight[i];
-    for (int32_t n = 0; rows > 0 && n < jobs.parts[job]; ++n) {
-      left -= jobs.weight[i] * jobs.part[int64_t{job} * jobs.width + n] / rows;
-    }
-    jobs.left_weight[i] = left;
-  });
-  team.ForEach(num_jobs * jobs.width, [&](int32_t i) {
-    const int32_t job = i / jobs.width;
-    if (i % jobs.width >= jobs.parts[job]) return;
-    const int64_t rows = sum(job);
-    int64_t left = jobs.part[i];
-    for (int32_t s = 0; rows > 0 && s < sources; ++s)
-      left -= jobs.weight[int64_t{job} * sources + s] * jobs.part[i] / rows;
-    jobs.left_part[i] = left;
-  });
-  team.Sync();
-  team.ScanEach(
-      num_jobs, sources, [&](int32_t job, int32_t s) { return jobs.left_weight[int64_t{job} * sources + s]; },
-      jobs.weight_start);
-  team.ScanEach(
-      num_jobs, jobs.width,
-      [&](int32_t job, int32_t n) { return n < jobs.parts[job] ? jobs.left_part[int64_t{job} * jobs.width + n] : 0; },
-      jobs.part_start);
-  team.ForEach(num_jobs * sources, [&](int32_t i) {
-    const int32_t job = i / sources;
-    const int64_t total = sum(job);
-    if (total == 0 || jobs.weight[i] == 0) return;
-    const int64_t start = jobs.weight_start[i];
-    const int64_t end = start + jobs.left_weight[i];
+    int64_t total = 0;
+    for (int32_t n = 0; n < jobs.parts[job]; ++n) total += jobs.part[int64_t{job} * jobs.width + n];
+    if (total == 0) return;
+    const int64_t* of_sources = jobs.start + int64_t{job} * 2 * jobs.length + i % sources;
+    const int64_t* of_takers = jobs.start + (int64_t{job} * 2 + 1) * jobs.length;
     for (int32_t n = 0; n < jobs.parts[job]; ++n) {
-      const int64_t taker = int64_t{job} * jobs.width + n;
-      const int64_t low = jobs.part_start[taker] > start ? jobs.part_start[taker] : start;
-      const int64_t taker_end = jobs.part_start[taker] + jobs.left_part[taker];
-      const int64_t high = taker_end < end ? taker_end : end;
-      const int64_t rows = jobs.weight[i] * jobs.part[taker] / total + (high > low ? high - low : 0);
+      const int64_t part = jobs.part[int64_t{job} * jobs.width + n];
+      if (part == 0) continue;
+      const int64_t low = of_takers[n] > of_sources[0] ? of_takers[n] : of_sources[0];
+      const int64_t high = of_takers[n + 1] < of_sources[1] ? of_takers[n + 1] : of_sources[1];
+      const int64_t rows = jobs.weight[i] * part / total + (high > low ? high - low : 0);
       if (rows > 0) put(job, i % sources, n, static_cast<int32_t>(rows));
     }
   });
-  team.Sync();
 }
 
 // Quotas of the plan that Fill() left: rows go to their source's domain if it serves the expert, else to the main's;
-// there an instance takes its own rank's rows first, then all sources alike.
+// there an instance takes its own rank's rows first, then all sources alike. Three dependent steps, then no barrier.
 template <class Team>
 TOPOEP_BODY void Split(Team& team, const Context& context, const Selection& selection, const FillMemory& fill,
                        const Jobs& jobs, const State& state) {
@@ -131,11 +124,11 @@ TOPOEP_BODY void Split(Team& team, const Context& context, const Selection& sele
     jobs.parts[jobs.index[slot]] = context.domains.Size(context.DomainOf(slot / context.slots));
   });
   // Every row whose expert has one instance in the domain that executes it.
-  team.ForEach(ranks * context.experts, [&](int32_t i) {
-    const int32_t source = i / context.experts;
+  team.ForEach(context.num_domains * context.experts, [&](int32_t i) {
+    const int32_t domain = i / context.experts;
     const int32_t expert = i % context.experts;
-    if (omega[i] == 0) return;
-    const int32_t domain = executes(source, expert);
+    const bool is_home = context.Home(expert) == domain;
+    if (!is_home && !selection.served[i]) return;
     int32_t count = 0;
     int32_t on = 0;
     int32_t instance = 0;
@@ -147,16 +140,23 @@ TOPOEP_BODY void Split(Team& team, const Context& context, const Selection& sele
       on = rank;
       instance = j;
     }
-    if (count == 1) *state.Quota(context, source, on, instance) = omega[i];
+    if (count != 1) return;
+    const int32_t sources = is_home ? ranks : context.domains.Size(domain);
+    for (int32_t k = 0; k < sources; ++k) {
+      const int32_t source = is_home ? k : context.domains.Rank(domain, k);
+      if (executes(source, expert) != domain) continue;
+      *state.Quota(context, source, on, instance) = omega[int64_t{source} * context.experts + expert];
+    }
   });
-  team.Sync();
-  team.ForEach(num_jobs * ranks, [&](int32_t i) {
-    const int32_t slot = jobs.slot[i / ranks];
+  // The others: what an instance's own rank sends it stays there, the rest is apportioned.
+  team.ForEach(ranks * context.slots * ranks, [&](int32_t i) {
+    const int32_t slot = i / ranks;
+    const int64_t job = jobs.index[slot];
+    if (jobs.index[slot + 1] == job) return;
     const int32_t source = i % ranks;
     const int32_t expert = state.slot_expert[slot];
     const int32_t domain = context.DomainOf(slot / context.slots);
-    const int64_t own = int64_t{source} * context.experts + expert;
-    int64_t rows = executes(source, expert) == domain ? omega[own] : 0;
+    int64_t rows = executes(source, expert) == domain ? omega[int64_t{source} * context.experts + expert] : 0;
     if (context.DomainOf(source) == domain) {
       const int32_t instance = state.InstanceOf(context, source, expert);
       int64_t target = 0;
@@ -166,11 +166,12 @@ TOPOEP_BODY void Split(Team& team, const Context& context, const Selection& sele
       const int64_t kept = rows < target ? rows : target;
       if (kept > 0) *state.Quota(context, source, source, instance) = static_cast<int32_t>(kept);
       rows -= kept;
-      jobs.part[int64_t{i / ranks} * jobs.width + context.domains.position[source]] = target - kept;
+      jobs.part[job * jobs.width + context.domains.position[source]] = target - kept;
     }
-    jobs.weight[i] = rows;
+    jobs.weight[job * ranks + source] = rows;
   });
   team.Sync();
+  LayRests(team, context, num_jobs, jobs);
   Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t taker, int32_t rows) {
     const int32_t slot = jobs.slot[job];
     const int32_t rank = context.domains.Rank(context.DomainOf(slot / context.slots), taker);

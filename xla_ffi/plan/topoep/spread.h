@@ -21,6 +21,8 @@ struct SpreadMemory {
         spare(arena.Take<int64_t>(context.ranks)),
         start(arena.Take<int64_t>(context.ranks)),
         order(arena.Take<int32_t>(context.ranks)),
+        receiver(arena.Take<int32_t>(context.ranks)),
+        takers(arena.Take<int32_t>(int64_t{context.ranks} * context.instances)),
         accepted(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
         amount(arena.Take<int64_t>(int64_t{context.ranks} * context.slots)),
         slot_of(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
@@ -35,6 +37,8 @@ struct SpreadMemory {
   int64_t* spare;     // [R] rows below the level, of ranks with a free slot
   int64_t* start;     // [R] of a rank's excess or spare when all are laid end to end, largest first
   int32_t* order;     // [R] its position there
+  int32_t* receiver;  // [R] ranks with spare rows by position, those of each domain behind its begin if it is a scope
+  int32_t* takers;    // [R, J] ranks that accepted rows of the instance
   int32_t* accepted;  // [R, N] instances (r * J + j) that a rank takes rows from, most rows first; -1: none
   int64_t* amount;    // [R, N]
   int32_t* slot_of;   // [R, N] slot that the accepted offer gets
@@ -43,19 +47,39 @@ struct SpreadMemory {
   int64_t* moved;     // [R, N] greedy: rows of each new replica
 };
 
-// A pass of spilling by intervals, over all ranks or inside each domain.
+// Frees the slots without rows; each lane those of its ranks. No barrier.
 template <class Team>
-TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, bool inside, const SpreadMemory& memory,
-                            const Jobs& jobs, const State& state) {
+TOPOEP_BODY void DropIdle(Team& team, const Context& context, const SpreadMemory& memory, const State& state) {
+  team.ForEach(context.ranks, [&](int32_t r) {
+    for (int32_t n = 0; n < context.slots; ++n) {
+      if (memory.rows[int64_t{r} * context.instances + context.mains + n] > 0) continue;
+      state.slot_expert[int64_t{r} * context.slots + n] = -1;
+    }
+  });
+}
+
+// Moves the rows of a pass's jobs, whose rests are laid. No barrier.
+template <class Team>
+TOPOEP_BODY void MoveSpill(Team& team, const Context& context, int32_t num_jobs, const SpreadMemory& memory,
+                           const Jobs& jobs, const State& state) {
+  Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
+    if (part + 1 == jobs.parts[job]) return;
+    const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
+    team.Add(state.Quota(context, source, taker / context.slots, context.mains + taker % context.slots), rows);
+    team.Add(state.Quota(context, source, jobs.slot[job] / context.instances, jobs.slot[job] % context.instances),
+             -rows);
+  });
+}
+
+// A pass of spilling by intervals, over all ranks or inside each domain. Five dependent steps; it leaves jobs, and says
+// how many. The rows of `old_jobs` left by the pass before are moved meanwhile.
+template <class Team>
+TOPOEP_BODY int32_t SpreadPass(Team& team, const Context& context, int64_t level, bool inside, int32_t old_jobs,
+                               const SpreadMemory& memory, const Jobs& jobs, const State& state) {
   const int32_t ranks = context.ranks;
   const int32_t instances = context.instances;
   const auto together = [&](int32_t a, int32_t b) { return !inside || context.DomainOf(a) == context.DomainOf(b); };
-  team.ForEach(ranks * instances, [&](int32_t i) {
-    int64_t rows = 0;
-    for (int32_t s = 0; s < ranks; ++s) rows += *state.Quota(context, s, i / instances, i % instances);
-    memory.rows[i] = rows;
-  });
-  team.Sync();
+  const auto first = [&](int32_t r) { return inside ? context.domains.begin[context.DomainOf(r)] : 0; };
   team.ForEach(ranks, [&](int32_t r) {
     const int64_t* rows = memory.rows + int64_t{r} * instances;
     const int64_t limit = context.Share(r, level);
@@ -69,13 +93,15 @@ TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, b
       const int64_t with = below + rows[j] > limit ? below + rows[j] - limit : 0;
       const int64_t without = below > limit ? below - limit : 0;
       memory.spill[int64_t{r} * instances + j] = with - without;
+      memory.takers[int64_t{r} * instances + j] = 0;
       excess += with - without;
     }
     memory.excess[r] = excess;
     memory.spare[r] = load < limit && state.FreeSlots(context, r) > 0 ? limit - load : 0;
+    memory.receiver[r] = -1;
     for (int32_t n = 0; n < context.slots; ++n) memory.accepted[int64_t{r} * context.slots + n] = -1;
   });
-  team.Sync();
+  LayRests(team, context, old_jobs, jobs);
   team.ForEach(ranks, [&](int32_t r) {
     const bool gives = memory.excess[r] > 0;
     const int64_t* sizes = gives ? memory.excess : memory.spare;
@@ -90,7 +116,9 @@ TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, b
     }
     memory.start[r] = start;
     memory.order[r] = order;
+    if (!gives && memory.spare[r] > 0) memory.receiver[first(r) + order] = r;
   });
+  MoveSpill(team, context, old_jobs, memory, jobs, state);
   team.Sync();
   // Rank t looks for what falls into its interval.
   team.ForEach(ranks, [&](int32_t t) {
@@ -146,58 +174,49 @@ TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, b
       }
     }
   });
+  // Offers that stand get the free slots in turn.
+  team.ForEach(ranks, [&](int32_t t) {
+    int32_t slot = 0;
+    for (int32_t n = 0; n < context.slots; ++n) {
+      const int64_t offer = int64_t{t} * context.slots + n;
+      if (memory.accepted[offer] < 0) break;
+      while (state.slot_expert[int64_t{t} * context.slots + slot] >= 0) ++slot;
+      memory.slot_of[offer] = slot++;
+      team.Add(&memory.takers[memory.accepted[offer]], 1);
+    }
+  });
   team.Sync();
   // A job for each instance that gives.
   team.ScanEach(
       1, ranks * instances + 1,
-      [&](int32_t, int32_t item) {
-        if (item == ranks * instances || memory.spill[item] == 0) return int64_t{0};
-        for (int32_t i = 0; i < ranks * context.slots; ++i) {
-          if (memory.accepted[i] == item) return int64_t{1};
-        }
-        return int64_t{0};
-      },
-      jobs.index);
-  const int32_t num_jobs = static_cast<int32_t>(jobs.index[ranks * instances]);
-  team.ForEach(ranks, [&](int32_t t) {
-    int32_t slot = 0;
-    for (int32_t n = 0; n < context.slots; ++n) {
-      if (memory.accepted[int64_t{t} * context.slots + n] < 0) break;
-      while (state.slot_expert[int64_t{t} * context.slots + slot] >= 0) ++slot;
-      memory.slot_of[int64_t{t} * context.slots + n] = slot++;
-    }
-  });
-  team.Sync();
+      [&](int32_t, int32_t item) { return int64_t{item < ranks * instances && memory.takers[item] > 0}; }, jobs.index);
   team.ForEach(ranks * instances, [&](int32_t item) {
     if (jobs.index[item + 1] == jobs.index[item]) return;
     const int64_t job = jobs.index[item];
+    const int32_t giver = item / instances;
+    const int32_t most = inside ? context.domains.Size(context.DomainOf(giver)) : ranks;
     jobs.slot[job] = item;
     int32_t parts = 0;
     int64_t stays = memory.rows[item];
-    for (int32_t position = 0; position < ranks; ++position) {
-      for (int32_t t = 0; t < ranks; ++t) {
-        // Receivers in the order in which they were laid; inside a domain theirs alone compete.
-        if (memory.excess[t] > 0 || memory.spare[t] == 0 || memory.order[t] != position ||
-            !together(t, item / instances)) {
-          continue;
-        }
-        for (int32_t n = 0; n < context.slots; ++n) {
-          const int64_t offer = int64_t{t} * context.slots + n;
-          if (memory.accepted[offer] != item) continue;
-          memory.taker[job * jobs.width + parts] = t * context.slots + memory.slot_of[offer];
-          jobs.part[job * jobs.width + parts] = memory.amount[offer];
-          stays -= memory.amount[offer];
-          ++parts;
-        }
+    for (int32_t position = 0; position < most; ++position) {  // receivers in the order in which they were laid
+      const int32_t t = memory.receiver[first(giver) + position];
+      for (int32_t n = 0; t >= 0 && n < context.slots; ++n) {
+        const int64_t offer = int64_t{t} * context.slots + n;
+        if (memory.accepted[offer] != item) continue;
+        memory.taker[job * jobs.width + parts] = t * context.slots + memory.slot_of[offer];
+        memory.rows[int64_t{t} * instances + context.mains + memory.slot_of[offer]] = memory.amount[offer];
+        jobs.part[job * jobs.width + parts] = memory.amount[offer];
+        stays -= memory.amount[offer];
+        ++parts;
       }
     }
+    memory.rows[item] = stays;
     jobs.part[job * jobs.width + parts] = stays;
     jobs.parts[job] = parts + 1;
     for (int32_t s = 0; s < ranks; ++s) {
       jobs.weight[job * ranks + s] = *state.Quota(context, s, item / instances, item % instances);
     }
   });
-  team.Sync();
   team.ForEach(ranks, [&](int32_t t) {
     for (int32_t n = 0; n < context.slots; ++n) {
       const int64_t offer = int64_t{t} * context.slots + n;
@@ -207,21 +226,32 @@ TOPOEP_BODY void SpreadPass(Team& team, const Context& context, int64_t level, b
     }
   });
   team.Sync();
-  Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
-    if (part + 1 == jobs.parts[job]) return;
-    const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
-    team.Add(state.Quota(context, source, taker / context.slots, context.mains + taker % context.slots), rows);
-    team.Add(state.Quota(context, source, jobs.slot[job] / instances, jobs.slot[job] % instances), -rows);
-  });
-  FreeIdleSlots(team, context, state);
+  return static_cast<int32_t>(jobs.index[ranks * instances]);
 }
 
-// Over all ranks, then inside domains for what no other domain may hold, then over all ranks again.
+// Over all ranks, then inside domains for what no other domain may hold, then over all ranks again. What it writes last
+// is seen after the next barrier.
 template <class Team>
 TOPOEP_BODY void Spread(Team& team, const Context& context, int64_t permille, const SpreadMemory& memory,
                         const Jobs& jobs, const State& state) {
   const int64_t level = context.Fair() * (1000 + permille) / 1000;
-  for (const bool inside : {false, true, false}) SpreadPass(team, context, level, inside, memory, jobs, state);
+  team.Sync();
+  team.ForEach(context.ranks * context.instances, [&](int32_t i) {
+    int64_t rows = 0;
+    for (int32_t s = 0; s < context.ranks; ++s) {
+      rows += *state.Quota(context, s, i / context.instances, i % context.instances);
+    }
+    memory.rows[i] = rows;
+  });
+  team.Sync();
+  int32_t num_jobs = 0;
+  for (int32_t pass = 0; pass < 3; ++pass) {
+    if (pass > 0) DropIdle(team, context, memory, state);
+    num_jobs = SpreadPass(team, context, level, pass == 1, num_jobs, memory, jobs, state);
+  }
+  DropIdle(team, context, memory, state);
+  LayRests(team, context, num_jobs, jobs);
+  MoveSpill(team, context, num_jobs, memory, jobs, state);
 }
 
 // From the empty plan: the fullest rank above the level hands the most rows it can, less the price of a pull.
@@ -315,6 +345,7 @@ TOPOEP_BODY void SpreadGreedily(Team& team, const Context& context, const Candid
     }
   });
   team.Sync();
+  LayRests(team, context, num_jobs, jobs);
   Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
     if (part + 1 == jobs.parts[job]) return;
     const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
