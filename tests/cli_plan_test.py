@@ -11,6 +11,7 @@ from tests.cases import named
 from tests.generator import biased_demand, score
 from topoep_jax import cli
 from topoep_jax.plan import Status, reference
+from topoep_jax.plan import topoep as search
 from topoep_jax.plan.reference import PLANNERS
 
 KEYS = [
@@ -100,6 +101,17 @@ def test_table(capsys):
     assert rows[0][7] == "1.000"
     found = records(capsys, *QWEN, "--skew=-4", "--seeds=2", "--planner=topoep_paper", "--tokens=256")
     assert rows[1][1] == f"{np.mean([r['imbalance'] for r in found]):.2f}"
+    assert "compute of forward and backward, traffic of the forward\n" in out
+
+
+def test_steps_are_told_where_they_are_known(capsys):
+    command = (*QWEN, "--planner=none,topoep", "--tokens=64")
+    known = getattr(search, "dependent_steps", lambda problem: None)
+    expected = known(named("qwen3_30b").problem(effort="fast"))
+    found = records(capsys, *command, "--effort=fast")
+    assert [record["dependent_steps"] for record in found] == [None, expected]
+    assert ("\nsteps " in run(capsys, *command, "--effort=fast")) == (expected is not None)
+    assert "steps" not in run(capsys, *QWEN, "--planner=none", "--tokens=64")
 
 
 def test_all_planners_on_a_small_trace(capsys, tmp_path):

@@ -67,7 +67,7 @@ def _draw_time(axes: Any, story: "Story") -> None:
         axes.text(total, y, f" {total:.2f} ms", va="center")
     axes.set_yticks([1, 0], ["without\ncopies", "with\ncopies"])
     axes.set_xlim(0, left.max() * 1.18 or 1)
-    axes.set_xlabel("ms, one layer, forward and backward")
+    axes.set_xlabel("ms of one layer: compute of forward and backward, traffic of the forward pass")
     axes.set_title("Predicted time", loc="left")
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=3, frameon=False, fontsize=9)
 

@@ -13,19 +13,23 @@ from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
 from topoep_jax.cli.output import table
 from topoep_jax.cli.study import Sample, Study
+from topoep_jax.plan import topoep as search
 from topoep_jax.plan.evaluate import Evaluation, evaluate
-from topoep_jax.plan.problem import Draft, none
+from topoep_jax.plan.problem import Draft, Problem, none
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.types import Status
 
 _SMALL = 16  # Experts up to which the exact optimum takes seconds.
 _MILP_SECONDS = 60.0
 _NOTES = """
-layer ms  predicted time of one layer, forward and backward (bottleneck objective); / none: against no replicas
+layer ms  predicted time of one layer (bottleneck objective): compute of forward and backward, traffic of the forward
+          pass (rows at dispatch and combine, each pull once); the backward pass's traffic counts as hidden
+/ none    layer ms against those without replicas
 Eq. 8 ms  the paper's objective, which adds the traffic of all ranks
 worst NIC most bytes between domains that one rank sends or receives in a forward pass
-plan ms   measured on one CPU: C++ where the planner has it, else NumPy; steps: dependent steps on a GPU
+plan ms   measured on one CPU: C++ where the planner has it, otherwise NumPy
 """
+_NOTE_ON_STEPS = "steps     dependent steps of the planner on a GPU, at most\n"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -106,6 +110,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     for skew, results in by_skew.items():
         yield _report(study, skew, results, optima.get(skew)) + "\n"
     yield _NOTES.lstrip()
+    if any(result.dependent_steps is not None for results in by_skew.values() for result in results):
+        yield _NOTE_ON_STEPS
 
 
 def _with_progress(sample: Sample, planners: Sequence[str]) -> Iterator[str]:
@@ -128,9 +134,17 @@ def _result(sample: Sample, planner: str, *, bounds: bool) -> Result:
         plan=plan,
         none_objective_ps=evaluate(none(omega, problem), omega, problem).objective_ps,
         milliseconds=answer.milliseconds,
-        dependent_steps=None,
+        dependent_steps=_dependent_steps(planner, problem),
         quota_bound_ps=_quota_bound_ps(sample, plan, answer.draft) if bounds else None,
     )
+
+
+def _dependent_steps(planner: str, problem: Problem) -> int | None:
+    """Steps that follow one another on a device, however many threads it has; None where nobody knows them."""
+    if planner != "topoep":
+        return None
+    count: Callable[[Problem], int | None] | None = getattr(search, "dependent_steps", None)
+    return None if count is None else count(problem)
 
 
 def _quota_bound_ps(sample: Sample, plan: Evaluation, draft: Draft) -> int | None:
