@@ -17,11 +17,11 @@ MAX_LINES = 400
 # A part of the library may import the rows above its own, never its own row or one below. Parts in one string are one
 # room, and free to import each other.
 ORDER = [
-    ["_compat", "topology", "trace", "transport"],
+    ["_compat", "topology", "transport"],
     ["routing forced_routing", "shapes"],
     ["demand", "synthetic"],
     ["plan _native"],
-    ["config", "measure", "metrics"],
+    ["config", "measure", "metrics", "trace"],
     ["transfer", "dispatch"],
     ["experts"],
     ["combine"],

@@ -59,3 +59,30 @@ def test_files_that_are_none(tmp_path):
     for name in ("empty.npy", "noise.npz"):
         with pytest.raises(ValueError, match="not a readable NumPy file"):
             read_trace(tmp_path / name)
+
+
+@pytest.mark.parametrize("value", [np.full((8, 32), 2**62), np.full((8, 32), 2**63 + 5, np.uint64)])
+def test_demand_that_would_wrap_is_refused(tmp_path, value):
+    np.save(tmp_path / "big.npy", value)
+    with pytest.raises(ValueError, match="2\\^31 rows or more"):
+        read_trace(tmp_path / "big.npy")
+
+
+def test_damaged_files_are_named(tmp_path):
+    np.savez(tmp_path / "cut.npz", omega=np.ones((4, 8), int))
+    whole = (tmp_path / "cut.npz").read_bytes()
+    (tmp_path / "cut.npz").write_bytes(whole[: len(whole) // 2])
+    np.save(tmp_path / "header.npy", np.ones((4, 8), int))
+    damaged = bytearray((tmp_path / "header.npy").read_bytes())
+    damaged[20:40] = b"(" * 20
+    (tmp_path / "header.npy").write_bytes(damaged)
+    for name in ("cut.npz", "header.npy"):
+        with pytest.raises(ValueError, match=f"{name}: not a readable NumPy file"):
+            read_trace(tmp_path / name)
+
+
+@pytest.mark.parametrize("experts", [10**12, 99_999_999, 9])
+def test_experts_are_checked_before_memory_is_taken(tmp_path, experts):
+    np.savez(tmp_path / "few.npz", expert_idx=np.zeros((8, 4, 2), int))
+    with pytest.raises(ValueError, match="experts on 8 ranks: give a multiple of 8"):
+        read_trace(tmp_path / "few.npz", num_experts=experts)

@@ -9,8 +9,15 @@ A `.npz` file holds the one or the other under that name; a `.npy` file holds `o
 """
 
 import pathlib
+import tokenize
+import zipfile
 
 import numpy as np
+
+from topoep_jax.plan.cost import MAX_ROWS
+
+MAX_EXPERTS = 2**16
+"""Most experts of a trace: more is a slip of the pen, and would only fill the memory."""
 
 
 def read_trace(path: str | pathlib.Path, num_experts: int | None = None) -> np.ndarray:
@@ -21,7 +28,8 @@ def read_trace(path: str | pathlib.Path, num_experts: int | None = None) -> np.n
       num_experts: E, needed for `expert_idx`, and checked if `omega` is given.
 
     Raises:
-      ValueError: another kind of file or array; an expert outside 0..E-1; negative demand.
+      ValueError: another kind of file or array; an expert outside 0..E-1; more experts than `MAX_EXPERTS`, or not a
+        multiple of the ranks; demand that is negative or, in a sample, sums to 2^31 or more.
       OSError: the file cannot be read.
     """
     name, array = _load(pathlib.Path(path))
@@ -38,6 +46,7 @@ def read_trace(path: str | pathlib.Path, num_experts: int | None = None) -> np.n
     if samples.max() >= num_experts:
         raise ValueError(f"{path}: expert_idx names expert {samples.max()}, but there are {num_experts}")
     num_ranks = samples.shape[1]
+    _check_experts(path, num_experts, num_ranks)
     omega = np.zeros((samples.shape[0], num_ranks, num_experts), np.int64)
     for sample, rank in np.ndindex(omega.shape[:2]):
         chosen = samples[sample, rank].ravel()
@@ -51,15 +60,23 @@ def _load(path: pathlib.Path) -> tuple[str, np.ndarray]:
         raise ValueError(f"{path}: a trace is a .npy or .npz file")
     try:
         loaded = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
+        if isinstance(loaded, np.ndarray):
+            return "omega", loaded
+        with loaded:
+            names = [name for name in ("omega", "expert_idx") if name in loaded]
+            if len(names) == 1:
+                return names[0], loaded[names[0]]
+            held = sorted(loaded)
+    except (ValueError, EOFError, SyntaxError, tokenize.TokenError, zipfile.BadZipFile) as error:
         raise ValueError(f"{path}: not a readable NumPy file ({error})") from error
-    if isinstance(loaded, np.ndarray):
-        return "omega", loaded
-    with loaded:
-        names = [name for name in ("omega", "expert_idx") if name in loaded]
-        if len(names) != 1:
-            raise ValueError(f"{path} holds {sorted(loaded)}, expected exactly one of 'omega' and 'expert_idx'")
-        return names[0], loaded[names[0]]
+    raise ValueError(f"{path} holds {held}, expected exactly one of 'omega' and 'expert_idx'")
+
+
+def _check_experts(path: str | pathlib.Path, num_experts: int, num_ranks: int) -> None:
+    if not 0 < num_experts <= MAX_EXPERTS or num_experts % num_ranks:
+        raise ValueError(
+            f"{path}: {num_experts} experts on {num_ranks} ranks: give a multiple of {num_ranks}, at most {MAX_EXPERTS}"
+        )
 
 
 def _checked_omega(path: str | pathlib.Path, omega: np.ndarray, num_experts: int | None) -> np.ndarray:
@@ -69,4 +86,7 @@ def _checked_omega(path: str | pathlib.Path, omega: np.ndarray, num_experts: int
         sample, rank, expert = np.argwhere(omega < 0)[0]
         value = omega[sample, rank, expert]
         raise ValueError(f"{path}: omega[{rank}, {expert}]={value} of sample {sample} is negative; demand counts rows")
+    # Compared before any cast or sum, which could wrap.
+    if (omega > MAX_ROWS).any() or (omega.astype(np.float64).sum(axis=(1, 2)) > MAX_ROWS).any():
+        raise ValueError(f"{path}: a sample of omega holds 2^31 rows or more; plan smaller microbatches")
     return omega.astype(np.int64)
