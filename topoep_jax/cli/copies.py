@@ -1,10 +1,10 @@
-"""Why each copy of an expert is where it is: demand, traffic kept at home against the pull, and load taken over."""
+"""What each copy of an expert does: demand, traffic kept at home, load taken over, and the time without it."""
 
 import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.evaluate import Evaluation
+from topoep_jax.plan.evaluate import Evaluation, terms_ps
 from topoep_jax.plan.problem import Problem
 
 
@@ -19,10 +19,10 @@ class Copy:
       demand: rows that the holder's domain has for the expert.
       rows: rows the copy executes, which the owner executes without copies.
       saved_bytes: bytes between domains that the copy avoids, dispatch and combine (negative: it causes them).
-      pulled_bytes: parameters.
       crosses: whether the parameters cross domains.
-      owner_load: load of the owner without copies, with them, and with all but this one, in units of the mean load.
-      busiest_load: load of the busiest rank with all copies.
+      owner_load: load of the owner without copies and with them, in units of the mean load.
+      grown_ps: by how much each term of the predicted time grows if this copy alone is removed and its rows go back to
+        the owner; the sum is below 0 if the plan is faster without the copy.
     """
 
     expert: int
@@ -31,17 +31,21 @@ class Copy:
     demand: int
     rows: int
     saved_bytes: int
-    pulled_bytes: int
     crosses: bool
-    owner_load: tuple[float, float, float]
-    busiest_load: float
+    owner_load: tuple[float, float]
+    grown_ps: dict[str, int]
+
+    @property
+    def without_ps(self) -> int:
+        """Predicted time without this copy, less the plan's."""
+        return sum(self.grown_ps.values())
 
     @property
     def reason(self) -> str:
-        """What the plan would lose if only this copy were missing."""
-        reasons = ["traffic"] if self.crosses and self.saved_bytes > self.pulled_bytes else []
-        reasons += ["load"] if self.owner_load[2] > self.busiest_load else []
-        return " + ".join(reasons) or "neither"
+        """The term that grows most without the copy."""
+        if self.without_ps <= 0:
+            return "better without" if self.without_ps < 0 else "no effect"
+        return max(self.grown_ps, key=lambda cause: self.grown_ps[cause])
 
 
 def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: Problem) -> dict[int, list[Copy]]:
@@ -49,6 +53,7 @@ def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: 
     topology, cost = problem.topology, problem.cost
     domain = np.array(topology.domain_of_rank)
     main_rank = problem.main_rank()
+    terms = terms_ps(plan.slot_expert, plan.quota, problem)
     mean_load = max(before.rank_load.mean(), 1)
     copies: dict[int, list[Copy]] = {d: [] for d in range(topology.num_domains)}
     for holder, slot in np.argwhere(plan.slot_expert >= 0).tolist():
@@ -66,14 +71,20 @@ def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: 
                 rows=int(rows.sum()),
                 # Rows of third domains cross in any case.
                 saved_bytes=2 * cost.token_bytes * int(at_home - at_owner) if crosses else 0,
-                pulled_bytes=cost.expert_bytes,
                 crosses=crosses,
-                owner_load=(
-                    before.rank_load[owner] / mean_load,
-                    plan.rank_load[owner] / mean_load,
-                    (plan.rank_load[owner] + rows.sum()) / mean_load,
-                ),
-                busiest_load=plan.imbalance,
+                owner_load=(before.rank_load[owner] / mean_load, plan.rank_load[owner] / mean_load),
+                grown_ps=_grown_ps(plan, holder, slot, problem, terms),
             )
         )
     return {d: sorted(group, key=lambda c: (-c.demand, c.expert, c.holder)) for d, group in copies.items()}
+
+
+def _grown_ps(plan: Evaluation, holder: int, slot: int, problem: Problem, terms: dict[str, int]) -> dict[str, int]:
+    """By how much each of the plan's `terms` grows without the copy in one slot."""
+    mains = problem.mains_per_rank
+    slot_expert, quota = plan.slot_expert.copy(), plan.quota.copy()
+    owner, main = divmod(int(slot_expert[holder, slot]), mains)
+    slot_expert[holder, slot] = -1
+    quota[:, owner, main] += quota[:, holder, mains + slot]
+    quota[:, holder, mains + slot] = 0
+    return {cause: ps - terms[cause] for cause, ps in terms_ps(slot_expert, quota, problem).items()}

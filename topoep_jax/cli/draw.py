@@ -4,6 +4,8 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from topoep_jax.cli.output import milliseconds
+
 if TYPE_CHECKING:
     from topoep_jax.cli.explain import Story
 
@@ -64,7 +66,7 @@ def _draw_time(axes: Any, story: "Story") -> None:
         axes.barh([1, 0], width, left=left, color=color, label=cause, height=0.6)
         left += width
     for y, total in zip((1, 0), left, strict=True):
-        axes.text(total, y, f" {total:.2f} ms", va="center")
+        axes.text(total, y, f" {milliseconds(total)} ms", va="center")
     axes.set_yticks([1, 0], ["without\ncopies", "with\ncopies"])
     axes.set_xlim(0, left.max() * 1.18 or 1)
     axes.set_xlabel("ms of one layer: compute of forward and backward, traffic of the forward pass")

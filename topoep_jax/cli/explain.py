@@ -9,22 +9,23 @@ from absl import flags
 from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
 from topoep_jax.cli.copies import Copy, copies_of
-from topoep_jax.cli.output import check_writable, table
+from topoep_jax.cli.output import check_writable, decimals_for, milliseconds, plural, table
 from topoep_jax.cli.study import Sample, Study
 from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes, terms_ps
 from topoep_jax.plan.problem import Problem, none
-from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.reference import PLANNERS, SCORED_ONLY
 from topoep_jax.plan.types import Status
 
 _BAR = 30
 _HOW_TO_READ = """
 Copies, domain by domain
   domain wants   rows that the domain's ranks have for the expert
-  copy runs      rows that the copy executes, which the rank it comes from would execute else
-  MB saved       bytes between domains that the copy avoids (dispatch and combine), against {pull:.1f} MB of the pull
-  its load       of the rank it comes from, without copies -> with them; 1 = the mean
-  without it     the same with all copies but this one
-  for            traffic: it saves more than its pull; load: without it, that rank would be the busiest of all
+  copy runs      rows that the copy executes; otherwise the expert's owner, the rank it comes from, would
+  MB saved       bytes between domains that the copy avoids (dispatch and combine), against {pull:.1f} MB of the pull;
+                 negative: it runs other domains' rows; -: it comes from its own domain
+  owner's load   without copies -> with them; 1 = the mean
+  ms without it  change of the predicted time if this copy alone is removed and the owner runs its rows
+  what grows     the part of the time that grows most then; copies without effect alone may matter together
 """
 
 
@@ -34,6 +35,7 @@ class Story:
 
     Attributes:
       title: model, skew and planner.
+      remarks: what to know before reading on, a line each.
       setting: sizes, in words.
       problem: the question.
       before: the plan without copies.
@@ -42,6 +44,7 @@ class Story:
     """
 
     title: str
+    remarks: list[str]
     setting: str
     problem: Problem
     before: Evaluation
@@ -58,6 +61,11 @@ class Story:
         before, after = (terms_ps(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
         return {cause: (before[cause], after[cause]) for cause in before}
 
+    def ms(self, ps: int, sign: str = "") -> str:
+        """Milliseconds, all with the decimals that the plan's whole time needs."""
+        whole = self.terms().values()
+        return f"{ps / 1e9:{sign}.{decimals_for(sum(after for _, after in whole) / 1e9, 3)}f}"
+
     def nic_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """int64 [2, R], sent and received between domains, before and after."""
         before, after = (nic_bytes(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
@@ -68,8 +76,9 @@ class Story:
         before, after = (sum(ps) / 1e9 for ps in zip(*self.terms().values(), strict=True))
         imbalance = f"busiest rank {self.before.imbalance:.2f} -> {self.after.imbalance:.2f} x mean load"
         crossing = f"rows between domains {self.before.inter_domain:.1%} -> {self.after.inter_domain:.1%}"
-        time = f"predicted layer time {before:.2f} -> {after:.2f} ms"
-        return f"{self.after.num_replicas} copies; {imbalance}, {crossing}, {time}"
+        time = f"predicted layer time {milliseconds(before)} -> {milliseconds(after)} ms"
+        slower = " (slower than no copies)" * (after > before)
+        return f"{plural(self.after.num_replicas, 'copy', 'copies')}; {imbalance}, {crossing}, {time}{slower}"
 
 
 def define() -> flags.FlagValues:
@@ -99,9 +108,10 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     story = _tell(study, sample, planner)
     yield _head(story)
     yield _times(story)
-    yield _HOW_TO_READ.format(pull=story.problem.cost.expert_bytes / 1e6)
-    for domain, copies in story.copies.items():
-        yield _domain(story, domain, copies)
+    if story.after.num_replicas:
+        yield _HOW_TO_READ.format(pull=story.problem.cost.expert_bytes / 1e6)
+        for domain, copies in story.copies.items():
+            yield _domain(story, domain, copies)
     yield _loads(story)
     yield _links(story)
     if values.png is not None:
@@ -114,11 +124,20 @@ def run(values: flags.FlagValues) -> Iterator[str]:
 def _tell(study: Study, sample: Sample, planner: str) -> Story:
     omega, problem = sample.omega, sample.problem
     before = evaluate(none(omega, problem), omega, problem)
-    after = evaluate(timed.solve(planner, omega, problem).draft, omega, problem)
+    draft = timed.solve(planner, omega, problem).draft
+    after = evaluate(draft, omega, problem)
+    remarks = [f"no layer can run what {planner} makes: {SCORED_ONLY[planner]}"] if planner in SCORED_ONLY else []
+    if not draft.holds[problem.main_rank(), range(problem.num_experts)].all():
+        remarks.append("experts that left their main rank are told as copies")
+    if planner == "none":
+        remarks.append("planner none copies nothing: no copy was looked for")
+    elif after.num_replicas == 0:
+        remarks.append("nothing is copied: no copy was found that pays")
     skew = "" if sample.skew is None else f"skew {sample.skew:g}, "
     sampled = "sample" if sample.skew is None else "seed"
     return Story(
         title=f"{study.name}, {skew}{sampled} {sample.seed}, planner {planner}",
+        remarks=remarks,
         setting=study.describe(),
         problem=problem,
         before=before,
@@ -133,18 +152,17 @@ def _head(story: Story) -> str:
     if cap is not None:
         met = "met" if Status.CAP_MET in story.after.status else "NOT met"
         text += f"cap of {cap:,} aligned rows on a rank: {met}, the fullest has {story.after.max_aligned_rows:,}\n"
-    if story.after.num_replicas == 0:
-        text += "nothing is copied: no copy was found that pays\n"
-    return text
+    return text + "".join(f"{remark}\n" for remark in story.remarks)
 
 
 def _times(story: Story) -> str:
     terms = story.terms()
-    rows = [[cause, *(f"{ps / 1e9:.3f}" for ps in both)] for cause, both in terms.items()]
-    rows.append(["sum", *(f"{sum(ps) / 1e9:.3f}" for ps in zip(*terms.values(), strict=True))])
+    rows = [[cause, *(story.ms(ps) for ps in both)] for cause, both in terms.items()]
+    rows.append(["sum", *(story.ms(sum(ps)) for ps in zip(*terms.values(), strict=True))])
     which = {"bottleneck": "each of the busiest rank", "eq8": "compute of the busiest rank, traffic of all"}
     title = f"predicted milliseconds, {which[story.problem.objective]}"
-    return f"\n{table([title, 'without copies', 'with copies'], rows)}"
+    note = "compute of forward and backward, traffic of the forward pass; the backward pass's counts as hidden\n"
+    return f"\n{table([title, 'without copies', 'with copies'], rows)}{note}"
 
 
 def _domain(story: Story, domain: int, copies: list[Copy]) -> str:
@@ -154,7 +172,7 @@ def _domain(story: Story, domain: int, copies: list[Copy]) -> str:
     before, after = (plan.rank_load[ranks].sum() for plan in (story.before, story.after))
     text = (
         f"\nDomain {domain} (ranks {_ranges(ranks)}) executes {before:,} rows without copies and {after:,} with them;"
-        f" {len(copies)} are made in it\n"
+        f" {plural(len(copies), 'copy comes', 'copies come')} into it\n"
     )
     if not copies:
         return text
@@ -165,18 +183,15 @@ def _domain(story: Story, domain: int, copies: list[Copy]) -> str:
             str(copy.holder),
             f"{copy.demand:,}",
             f"{copy.rows:,}",
-            f"{copy.saved_bytes / 1e6:.1f}" if copy.crosses else "-",
+            f"{round(copy.saved_bytes / 1e6, 1) + 0.0:.1f}" if copy.crosses else "-",
             f"{copy.owner_load[0]:.2f} -> {copy.owner_load[1]:.2f}",
-            f"{copy.owner_load[2]:.2f}",
+            story.ms(copy.without_ps, "+") if copy.without_ps else "0",
             copy.reason,
         ]
         for copy in copies
     ]
-    return text + table(
-        ["expert", "from rank", "to rank", "domain wants", "copy runs", "MB saved", "its load", "without it", "for"],
-        rows,
-        left=2,
-    )
+    header = ["expert", "from rank", "to rank", "domain wants", "copy runs", "MB saved", "owner's load"]
+    return text + table([*header, "ms without it", "what grows"], rows, left=2)
 
 
 def _loads(story: Story) -> str:

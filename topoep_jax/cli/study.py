@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 import numpy as np
 from absl import flags
 
+from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan import pulls
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, Hardware
@@ -93,8 +94,10 @@ class Study:
         layer = self.layer
         ranks, domains = layer.num_ranks, layer.topology.num_domains
         return (
-            f"{layer.num_experts} experts on {ranks} ranks in {domains} domain{'s' * (domains > 1)},"
-            f" {layer.num_slots} slots per rank; {self.workload}" + f"; {self.pulls} pulls" * (self.pulls != "direct")
+            f"{plural(layer.num_experts, 'expert')} on {plural(ranks, 'rank')} in {plural(domains, 'domain')},"
+            f" {plural(layer.num_slots, 'slot')} per rank; {self.workload}"
+            + f"; {self.pulls} pulls"
+            * (self.pulls != "direct")
         )
 
 
@@ -179,7 +182,7 @@ def from_flags(values: flags.FlagValues) -> Study:
         demand = biased_demand(shape, [skew or 0.0 for skew in skews], seed, select=select)
         return dict(demand.items())
 
-    workload = f"{shape.tokens:,} tokens x {shape.top_k} experts per rank"
+    workload = f"{plural(shape.tokens, 'token')} x {plural(shape.top_k, 'expert')} per rank"
     return _study(values, values.model, workload, shape, None, draw)
 
 
