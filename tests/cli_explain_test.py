@@ -32,7 +32,7 @@ def figure_9(tmp_path):
 def test_figure_9(capsys, figure_9):
     out = run(capsys, *figure_9)
     assert out.startswith(
-        "figure9, sample 0, planner topoep_paper\n8 experts on 4 ranks in 2 domains, 1 slot per rank;"
+        "figure9.npy, sample 0, planner topoep_paper\n8 experts on 4 ranks in 2 domains, 1 slot per rank;"
         " 10,000 rows per rank, from figure9.npy\n2 copies; busiest rank 1.80 -> 1.00 x mean load, rows between domains"
         " 20.0% -> 0.0%, predicted layer time"
     )

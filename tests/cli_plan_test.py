@@ -118,7 +118,7 @@ def test_all_planners_on_a_small_trace(capsys, tmp_path):
     _, command = small_trace(tmp_path)
     found = records(capsys, *command, "--planner=all")
     assert [r["planner"] for r in found] == list(PLANNERS) * 2
-    assert {(r["model"], r["skew"]) for r in found} == {("small", None)}
+    assert {(r["model"], r["skew"]) for r in found} == {("small.npy", None)}
     assert sorted({r["seed"] for r in found}) == [0, 1]
 
 
@@ -148,6 +148,16 @@ def test_the_models_own_router(capsys):
 
     assert plans("qwen3-30b-a3b", "model") == plans("qwen3-30b-a3b", "topk")  # softmax keeps the order
     assert plans("deepseek-v2", "model") != plans("deepseek-v2", "topk")  # experts come in groups
+
+
+def test_short_times_keep_three_digits(capsys, tmp_path):
+    _, command = small_trace(tmp_path)
+    (record,) = records(capsys, *command, "--planner=none", "--seeds=1")
+    out = run(capsys, *command, "--planner=none", "--seeds=1")
+    (row,) = (line.split() for line in out.splitlines() if line.startswith("none "))
+    assert record["objective_ms"] < 0.1
+    assert float(row[6]) == float(f"{record['objective_ms']:.3g}")
+    assert out.startswith("small.npy\n")
 
 
 def test_cap(capsys):
@@ -224,7 +234,7 @@ def test_usage(capsys):
         ((*QWEN, "--domains=2"), "--domains=2 needs a --trace"),
         ((*QWEN, "--colour=red"), "Unknown command line flag 'colour'"),
         ((*QWEN, "surplus"), "'surplus' is no flag"),
-        (("plan", "--trace=none.npy"), "No such file"),
+        (("plan", "--trace=none.npy"), "--trace=none.npy: there is no such file"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

@@ -11,7 +11,7 @@ from absl import flags
 
 from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
-from topoep_jax.cli.output import table
+from topoep_jax.cli.output import milliseconds, table
 from topoep_jax.cli.study import Sample, Study
 from topoep_jax.plan import topoep as search
 from topoep_jax.plan.evaluate import Evaluation, evaluate
@@ -170,7 +170,7 @@ def _report(study: Study, skew: float | None, results: list[Result], optima: lis
         by_planner.setdefault(result.planner, []).append(result)
     columns = [column for column in COLUMNS if any(column.get(r) is not None for r in results) or not column.optional]
     if study.capped:
-        columns.append(Column("cap met", lambda r: Status.CAP_MET in r.plan.status, "{:.0%}"))
+        columns.append(Column("cap met", lambda r: Status.CAP_MET in r.plan.status, "{:.0%}".format))
     rows = [
         [planner, *(column.cell([column.get(r) for r in group]) for column in columns)]
         for planner, group in by_planner.items()
@@ -182,7 +182,8 @@ def _report(study: Study, skew: float | None, results: list[Result], optima: lis
     if any(result.quota_bound_ps is not None for result in results):
         text += f"\nquota bound: the least {study.objective} time of any split of rows over the plan's replicas\n"
     if optima:
-        text += f"\nno legal plan is faster than {statistics.mean(optima) / 1e9:.3f} ms ({study.objective}, MILP)\n"
+        optimum = milliseconds(statistics.mean(optima) / 1e9, 3)
+        text += f"\nno legal plan is faster than {optimum} ms ({study.objective}, MILP)\n"
     return text
 
 
@@ -199,30 +200,30 @@ class Column:
 
     title: str
     get: Callable[[Result], float | None]
-    form: str
+    form: Callable[[float], str]
     optional: bool = False
 
     def cell(self, values: Sequence[float | None]) -> str:
         """Text of the mean."""
         known = [value for value in values if value is not None]
-        return self.form.format(statistics.mean(known)) if len(known) == len(values) else "-"
+        return self.form(statistics.mean(known)) if len(known) == len(values) else "-"
 
 
 COLUMNS = (
-    Column("imbalance", lambda r: r.plan.imbalance, "{:.2f}"),
-    Column("inter-domain %", lambda r: 100 * r.plan.inter_domain, "{:.1f}"),
-    Column("replica %", lambda r: 100 * r.plan.replica, "{:.1f}"),
-    Column("replicas", lambda r: r.plan.num_replicas, "{:.1f}"),
-    Column("worst NIC MB", lambda r: r.plan.worst_nic_bytes / 1e6, "{:.1f}"),
-    Column("layer ms", lambda r: r.plan.objective_ps / 1e9, "{:.2f}"),
-    Column("/ none", lambda r: r.plan.objective_ps / max(r.none_objective_ps, 1), "{:.3f}"),
-    Column("Eq. 8 ms", lambda r: r.plan.eq8_ps / 1e9, "{:.1f}"),
-    Column("plan ms", lambda r: r.milliseconds, "{:.2f}"),
-    Column("steps", lambda r: r.dependent_steps, "{:.0f}", optional=True),
+    Column("imbalance", lambda r: r.plan.imbalance, "{:.2f}".format),
+    Column("inter-domain %", lambda r: 100 * r.plan.inter_domain, "{:.1f}".format),
+    Column("replica %", lambda r: 100 * r.plan.replica, "{:.1f}".format),
+    Column("replicas", lambda r: r.plan.num_replicas, "{:.1f}".format),
+    Column("worst NIC MB", lambda r: r.plan.worst_nic_bytes / 1e6, "{:.1f}".format),
+    Column("layer ms", lambda r: r.plan.objective_ps / 1e9, milliseconds),
+    Column("/ none", lambda r: r.plan.objective_ps / max(r.none_objective_ps, 1), "{:.3f}".format),
+    Column("Eq. 8 ms", lambda r: r.plan.eq8_ps / 1e9, lambda ms: milliseconds(ms, 1)),
+    Column("plan ms", lambda r: r.milliseconds, "{:.2f}".format),
+    Column("steps", lambda r: r.dependent_steps, "{:.0f}".format, optional=True),
     Column(
         "quota bound ms",
         lambda r: None if r.quota_bound_ps is None else r.quota_bound_ps / 1e9,
-        "{:.2f}",
+        milliseconds,
         optional=True,
     ),
 )

@@ -187,6 +187,8 @@ def from_flags(values: flags.FlagValues) -> Study:
 
 
 def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
+    if not pathlib.Path(values.trace).is_file():
+        raise ValueError(f"--trace={values.trace}: there is no such file")
     demand = read_trace(values.trace, values.experts or (shape.num_experts if shape else None))
     _, num_ranks, num_experts = demand.shape
     totals = [int(omega.sum()) for omega in demand]
@@ -209,7 +211,7 @@ def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
     def draw(skews: Sequence[float | None], seed: int) -> Mapping[float | None, np.ndarray]:
         return {None: demand[seed]}
 
-    name = values.model or pathlib.Path(values.trace).stem
+    name = values.model or pathlib.Path(values.trace).name
     workload = f"{sum(totals) / len(totals) / num_ranks:,.0f} rows per rank, from {pathlib.Path(values.trace).name}"
     return _study(values, name, workload, traced, len(demand), draw)
 
