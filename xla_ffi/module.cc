@@ -1,10 +1,52 @@
 // The Python extension topoep_jax._xla_ffi: hands XLA's handlers to Python as capsules.
 
 #include <pybind11/pybind11.h>
+#include <pybind11/stl.h>
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <utility>
+#include <vector>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/plan/topoep/depth.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);
+
+namespace {
+
+// For tests/plan_depth_test.py, which passes what it took from the same tables as the planner's own call.
+std::pair<int64_t, int64_t> TopoepDepth(const std::vector<int32_t>& omega, const std::vector<int32_t>& domain_of_rank,
+                                        int32_t num_slots, const std::array<int64_t, 5>& cost, int64_t cap_rows,
+                                        const std::vector<std::array<int64_t, 5>>& candidates,
+                                        const std::vector<int32_t>& thrifty, const std::vector<int32_t>& eager,
+                                        int32_t fill_moves, int32_t threads) {
+  std::vector<topoep::Candidate> settings;
+  for (const auto& c : candidates) settings.push_back({c[0], c[1], c[2], c[3], c[4]});
+  topoep::Effort effort{};
+  effort.candidates = settings.data();
+  effort.num_candidates = static_cast<int32_t>(settings.size());
+  effort.thrifty = thrifty.data();
+  effort.num_thrifty = static_cast<int32_t>(thrifty.size());
+  effort.eager = eager.data();
+  effort.num_eager = static_cast<int32_t>(eager.size());
+  effort.fill_moves = fill_moves;
+  topoep::Problem problem{};
+  problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
+  problem.num_experts = static_cast<int32_t>(omega.size() / domain_of_rank.size());
+  problem.num_slots = num_slots;
+  problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
+  problem.domain_of_rank = domain_of_rank.data();
+  problem.omega = omega.data();
+  problem.cost = {cost[0], cost[1], cost[2], cost[3], cost[4]};
+  problem.cap_rows = cap_rows;
+  problem.block_rows = 1;
+  const topoep::Steps depth = topoep::PlanDepth(problem, effort, threads);
+  return {depth.steps, depth.items};
+}
+
+}  // namespace
 
 PYBIND11_MODULE(_xla_ffi, module) {
   module.doc() = "XLA FFI handlers of topoep_jax; topoep_jax/_native.py registers and wraps them.";
@@ -16,4 +58,5 @@ PYBIND11_MODULE(_xla_ffi, module) {
         return handlers;
       },
       "Name of each FFI target -> capsule of its handler.");
+  module.def("topoep_depth", &TopoepDepth, "Dependent steps of planner topoep, and the most items of a thread in one.");
 }

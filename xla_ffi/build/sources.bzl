@@ -16,6 +16,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/solver.h",
     "xla_ffi/plan/topoep/candidate.h",
     "xla_ffi/plan/topoep/context.h",
+    "xla_ffi/plan/topoep/depth.h",
     "xla_ffi/plan/topoep/fill.h",
     "xla_ffi/plan/topoep/fill_case.h",
     "xla_ffi/plan/topoep/improve.h",
@@ -25,6 +26,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/topoep/select.h",
     "xla_ffi/plan/topoep/split.h",
     "xla_ffi/plan/topoep/spread.h",
+    "xla_ffi/team/counting_team.h",
     "xla_ffi/team/team.h",
     "xla_ffi/team/thread_team.h",
 ]
@@ -34,6 +36,7 @@ PLAN_SRCS = [
     "xla_ffi/plan/finish.cc",
     "xla_ffi/plan/paper.cc",
     "xla_ffi/plan/solver.cc",
+    "xla_ffi/plan/topoep/depth.cc",
     "xla_ffi/plan/topoep/search.cc",
 ]
 
@@ -45,4 +48,6 @@ MODULE_SRCS = [
 CC_TESTS = [
     "cost_test",
     "solver_test",
+    "team_test",
+    "topoep_test",
 ]

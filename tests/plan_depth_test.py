@@ -1,0 +1,81 @@
+"""Dependent steps of planner `topoep`: counted in the C++ bodies and bounded for any demand (issue 3, acceptance 7)."""
+
+import dataclasses
+
+import numpy as np
+import pytest
+
+from tests.cases import Case, named
+from tests.generator import small_demand
+from topoep_jax import _xla_ffi
+from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.topoep import EFFORTS, candidates, dependent_steps
+
+MOST_STEPS = 80
+THREADS = 256
+SKEWS = (0.5, 1, 2, 4)
+
+
+def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int]:
+    """Steps on the path of a device, and the most items that a thread gets between two of them."""
+    effort, cost = EFFORTS[problem.effort], problem.cost
+    return _xla_ffi.topoep_depth(
+        omega.ravel().tolist(),
+        list(problem.topology.domain_of_rank),
+        problem.num_slots,
+        [cost.expert_bytes, cost.token_bytes, cost.row_ps, cost.inter_fs_per_byte, cost.intra_fs_per_byte],
+        -1 if problem.cap_rows is None else problem.cap_rows,
+        [dataclasses.astuple(c) for c in candidates(problem.topology, problem.num_slots, effort)],
+        [int(kind) for kind in effort.thrifty],
+        [int(kind) for kind in effort.eager],
+        effort.fill_moves,
+        THREADS,
+    )
+
+
+def demand(case: Case, skew: float) -> np.ndarray:
+    """Every source prefers the same experts; independent rows, since top-k takes minutes to draw at R = 128."""
+    rng = np.random.default_rng(0)
+    p = np.exp(rng.normal(0, skew, case.num_experts))
+    return rng.multinomial(case.tokens * case.top_k, p / p.sum(), size=case.topology.num_ranks)
+
+
+@pytest.mark.parametrize("capped", [False, True])
+@pytest.mark.parametrize("name", ["qwen3_30b", "r128"])
+def test_steps_and_lane_work(name, capped, capsys):
+    case = named(name)
+    ranks, experts = case.topology.num_ranks, case.num_experts
+    problem = case.problem(effort="fast", cap_rows=case.tokens * case.top_k * 21 // 20 if capped else None)
+    bound = dependent_steps(problem)
+    counted = {skew: depth(demand(case, skew), problem) for skew in SKEWS}
+    unit = -(-max(experts, ranks * (experts // ranks + case.num_slots)) // THREADS)
+    # The quotas of a plan, R x R x J, are its largest array: a thread writes its part of them once for each candidate.
+    most_items = -(-ranks * ranks * (experts // ranks + case.num_slots) // THREADS) + unit
+    with capsys.disabled():
+        print(
+            f"\nR={ranks} E={experts}{' capped' if capped else ''}: at most {bound} dependent steps, and {most_items} items of"
+            f" a thread between two; ceil(max(E, R J) / {THREADS}) = {unit}; (steps, items) by skew: {counted}"
+        )
+    assert bound <= MOST_STEPS
+    for steps, items in counted.values():
+        assert steps <= bound
+        assert items <= most_items
+    if not capped:
+        assert max(steps for steps, _ in counted.values()) == bound
+
+
+@pytest.mark.parametrize("name", ["uneven", "interleaved", "one_domain", "every_rank_a_domain", "no_slots", "one_rank"])
+def test_the_bound_holds_on_small_problems(name):
+    case = named(name)
+    for kind in ("zeros", "skewed", "own_skew", "hot_entry", "sparse"):
+        omega = small_demand(case, kind)
+        for cap_rows in (None, int(omega.sum()) // len(omega)):
+            problem = case.problem(effort="fast", cap_rows=cap_rows)
+            assert depth(omega, problem)[0] <= dependent_steps(problem)
+
+
+def test_no_bound_where_loops_depend_on_the_demand():
+    problem = named("two_by_two").problem(effort="fast")
+    assert dependent_steps(dataclasses.replace(problem, effort="default")) is None
+    for change in ({"dedup": True}, {"pulls": "striped"}):
+        assert dependent_steps(dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, **change))) is None

@@ -1,0 +1,52 @@
+"""How many steps of planner `topoep` must follow one another on a device, however many threads it has."""
+
+from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, Kind, candidates
+from topoep_jax.plan.topoep.improve import LEVEL_ROUNDS
+
+# Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan_depth_test.py counts them there.
+_PREPARE = 2
+_SELECT = 2
+_FILL = 3  # and one for each slot of the largest domain and each move
+_SPLIT = 3
+_SPREAD = 18
+_MEASURE = 3
+_ROUND = 3
+_ROUND_READS_QUOTAS = 1
+_CHOICE = 3
+
+
+def dependent_steps(problem: Problem) -> int | None:
+    """An upper bound that holds for any demand, with one team of threads for each candidate.
+
+    A step is one barrier of a team, or one reduction or scan over it. The path is what all candidates share, the
+    longest candidate, the choice, and the copy of the plan chosen. The paper's plan, where it competes, is not counted:
+    its moves follow one another for as long as the demand makes them.
+
+    Args:
+      problem: the question; `problem.effort` says how hard is searched.
+
+    Returns:
+      The bound; None where the number of steps depends on the demand or the prediction has steps of its own: efforts
+      that spread greedily or refine, token de-duplication, and pulls that are not direct.
+    """
+    effort, cost = EFFORTS[problem.effort], problem.cost
+    loops = effort.greedy_spread or effort.refine_changes
+    if loops or cost.dedup or cost.pulls != "direct":
+        return None
+    tried = candidates(problem.topology, problem.num_slots, effort)
+    build = max(_build_steps(candidate, problem, effort.fill_moves) for candidate in tried)
+    rounds = (*effort.thrifty, *effort.eager, *(LEVEL_ROUNDS if problem.cap_rows is not None else ()))
+    improve = _MEASURE + _ROUND * len(rounds) + _ROUND_READS_QUOTAS * rounds.count(Kind.NEARBY)
+    return _PREPARE + build + improve + _CHOICE
+
+
+def _build_steps(candidate: Candidate, problem: Problem, fill_moves: int) -> int:
+    steps = 0
+    if candidate.sixteenths:
+        topology = problem.topology
+        largest = max(len(topology.ranks_of_domain(domain)) for domain in range(topology.num_domains))
+        steps += _SELECT + _FILL + largest * problem.num_slots + fill_moves + _SPLIT
+    if candidate.spread >= 0 and candidate.price == BY_INTERVALS:
+        steps += _SPREAD
+    return steps
