@@ -5,6 +5,7 @@ import json
 import pytest
 
 from tests.cli_plan_test import QWEN, error, records, run
+from topoep_jax.cli import measure as command
 from topoep_jax.plan import Hardware
 from topoep_jax.plan.hardware import MEASUREMENT_VERSION
 
@@ -15,13 +16,36 @@ FILE = {"version": MEASUREMENT_VERSION, "rank_speed": None, "num_devices": 32, "
 def test_measure(capsys, tmp_path):
     path = tmp_path / "here.json"
     out = run(capsys, "measure", f"--out={path}", "--domains=4", "--repeats=1")
-    assert "32 x cpu, 4 domain(s)" in out
+    assert "32 x cpu, 4 domains" in out
     assert "not measured" not in out
     found = json.loads(path.read_text())
-    assert f"{found['gflops'] / 1e3:.1f} TFLOP/s" in out
+    rate = f"{found['gflops']} GFLOP/s" if found["gflops"] < 1000 else f"{found['gflops'] / 1e3:.1f} TFLOP/s"
+    assert f" {rate}\n" in out
     assert f"{1e6 / found['inter_fs_per_byte']:.1f} GB/s" in out
-    assert f"topoep plan --hardware={path}" in out
+    assert f"topoep plan --model=.. --hardware={path}\n" in out
     assert Hardware.from_measurement(path).gflops == found["gflops"]
+
+
+def test_what_was_not_measured_is_asked_for(capsys, monkeypatch, tmp_path):
+    found = FILE | {"inter_fs_per_byte": None, "intra_fs_per_byte": None, "gflops": 999, "device_kind": "x", "note": ""}
+    monkeypatch.setattr(command, "measure", lambda *args, **options: found)
+    path = tmp_path / "alone.json"
+    out = run(capsys, "measure", f"--out={path}")
+    assert "give what it lacks" in out
+    assert out.endswith(f"topoep plan --model=.. --hardware={path} --inter_gbps=.. --intra_gbps=..\n")
+    assert " 999 GFLOP/s" in out
+    path.write_text(json.dumps(found))
+    assert "give --inter_gbps=.. --intra_gbps=.., in Gb/s" in error(capsys, *QWEN, f"--hardware={path}")
+
+
+@pytest.mark.parametrize(
+    ("slow", "rates"), [("link", {"inter_fs_per_byte": 10**9}), ("GEMM", {"gflops": 1})], ids=["link", "gemm"]
+)
+def test_a_measurement_too_slow_for_the_model(capsys, tmp_path, slow, rates):
+    path = tmp_path / "slow.json"
+    path.write_text(json.dumps(FILE | rates))
+    message = error(capsys, "plan", "--model=deepseek-v2", "--tokens=64", f"--hardware={path}")
+    assert f"--hardware={path}: the measured {slow} is too slow for this model: " in message
 
 
 def layer_ms(capsys, path, *arguments, model="qwen3-30b-a3b", **changes):

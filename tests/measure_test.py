@@ -32,7 +32,9 @@ def test_one_domain_has_no_rate_across(tmp_path):
     found = measure(path, **SMALL)  # one process: one domain
     assert found["inter_fs_per_byte"] is None
     assert "inter_fs_per_byte was not measured" in found["note"]
-    with pytest.raises(ValueError, match=r"not measured \(32 devices in 1 domains .* pass inter_gbps"):
+    with pytest.raises(
+        ValueError, match=r"inter_fs_per_byte not .*num_devices 32, num_domains 1.* give --inter_gbps=\.\., "
+    ):
         Hardware.from_measurement(path)
     assert Hardware.from_measurement(path, inter_gbps=400).inter_fs_per_byte == 20_000
 
@@ -72,7 +74,8 @@ def test_speeds_and_given_rates(tmp_path):
         ("[]", {}, "has version None, expected 1: measure again"),
         (json.dumps(GOOD | {"version": 2}), {}, "has version 2, expected 1"),
         (json.dumps({k: v for k, v in GOOD.items() if k != "gflops"}), {}, r"lacks \['gflops'\]"),
-        (json.dumps(GOOD), {}, "intra_fs_per_byte was not measured .* pass intra_gbps"),
+        (json.dumps(GOOD), {}, r"intra_fs_per_byte not measured, .* give --intra_gbps=\.\., in"),
+        (json.dumps(GOOD | {"inter_fs_per_byte": None}), {}, r"give --inter_gbps=\.\. --intra_gbps=\.\., in"),
         (json.dumps(GOOD), {"intra_gbps": 0}, "intra_gbps=0 must be an integer of at least 1"),
         (json.dumps(GOOD), {"intra_gbps": 1.5}, "intra_gbps=1.5"),
         (json.dumps(GOOD | {"gflops": -3}), {"intra_gbps": 1}, "gflops=-3"),

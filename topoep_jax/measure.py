@@ -173,5 +173,5 @@ def _note(platform: str, device_kind: str, links: dict[str, int | None]) -> str:
     for name, rate in links.items():
         if rate is None:
             link = name.removesuffix("_fs_per_byte")
-            notes.append(f"{name} was not measured: no two devices have such a link, so pass {link}_gbps when reading")
+            notes.append(f"{name} was not measured: no two devices have such a link, so give --{link}_gbps")
     return "; ".join(notes)

@@ -6,8 +6,9 @@ from typing import Any
 import jax
 from absl import flags
 
-from topoep_jax.cli.output import check_writable, table
+from topoep_jax.cli.output import check_writable, plural, table
 from topoep_jax.measure import measure
+from topoep_jax.plan.hardware import rate_flags, unmeasured_links
 from topoep_jax.topology import Topology
 
 _BYTES = 1_000_000  # Femtoseconds per byte times GB/s.
@@ -48,7 +49,12 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         jax.distributed.initialize(values.coordinator, values.num_processes, values.process_id)
     found = measure(values.out, topology=_topology(values.domains), repeats=values.repeats)
     yield _report(found)
-    yield f"\nwritten to {values.out}: use it with `topoep plan --hardware={values.out}`\n"
+    links = unmeasured_links(found)
+    if links:
+        yield f"\nwritten to {values.out}: give what it lacks, in Gb/s per direction and device, when using it with\n"
+    else:
+        yield f"\nwritten to {values.out}: use it with\n"
+    yield f"  topoep plan --model=.. --hardware={values.out} {rate_flags(links)}".rstrip() + "\n"
 
 
 def _topology(domains: int | None) -> Topology | None:
@@ -67,9 +73,13 @@ def _report(found: dict[str, Any]) -> str:
     rows = [
         ["between domains, per device and direction", bandwidth(found["inter_fs_per_byte"])],
         ["inside a domain, per device and direction", bandwidth(found["intra_fs_per_byte"])],
-        ["grouped GEMM in bf16, median device", f"{found['gflops'] / 1e3:.1f} TFLOP/s"],
+        ["grouped GEMM in bf16, median device", _flops(found["gflops"])],
     ]
     if found["rank_speed"] is not None:
         rows.append(["slowest device", f"{min(found['rank_speed']) / 10:.0f} % of it"])
-    title = f"{found['num_devices']} x {found['device_kind']}, {found['num_domains']} domain(s)"
+    title = f"{found['num_devices']} x {found['device_kind']}, {plural(found['num_domains'], 'domain')}"
     return f"{table([title, 'measured'], rows)}\n" + found["note"].replace("; ", "\n") + "\n"
+
+
+def _flops(gflops: int) -> str:
+    return f"{gflops / 1e3:.1f} TFLOP/s" if gflops >= 1000 else f"{gflops} GFLOP/s"

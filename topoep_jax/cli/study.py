@@ -11,7 +11,7 @@ from absl import flags
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan import pulls
-from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, Hardware
+from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, CostModel, Hardware
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.topoep import EFFORTS
@@ -224,6 +224,8 @@ def _study(
     num_samples: int | None,
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]],
 ) -> Study:
+    hardware = _hardware(values, shape.topology.num_ranks)
+    _check_rates(values.hardware, hardware, shape)
     layer = LayerConfig(
         hidden=shape.hidden,
         ffn=shape.ffn,
@@ -233,7 +235,7 @@ def _study(
         num_slots=values.slots,
         cap_factor=1.0 if values.cap_factor is None else values.cap_factor,
         block_rows=values.block_rows,
-        hardware=_hardware(values, shape.topology.num_ranks),
+        hardware=hardware,
     )
     capped = values.cap_factor is not None
     return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, num_samples, draw)
@@ -249,8 +251,19 @@ def _hardware(values: flags.FlagValues, num_ranks: int) -> Hardware:
     hardware = Hardware.from_measurement(name, inter_gbps=values.inter_gbps, intra_gbps=values.intra_gbps)
     if hardware.rank_speed is not None and len(hardware.rank_speed) != num_ranks:
         # The rates of one node also serve a study of many; the speeds are of ranks that the study does not have.
-        return dataclasses.replace(hardware, rank_speed=None)
+        hardware = dataclasses.replace(hardware, rank_speed=None)
     return hardware
+
+
+def _check_rates(name: str, hardware: Hardware, shape: Shape) -> None:
+    """Raises ValueError that names the measurement, if its rates are what makes times overflow."""
+    try:
+        CostModel.from_model(shape.hidden, shape.ffn, hardware)
+    except ValueError as error:
+        slow = {"token_bytes": "link", "expert_bytes": "link", "row_ps": "GEMM"}.get(str(error).partition("=")[0])
+        if name in HARDWARE or slow is None:
+            raise
+        raise ValueError(f"--hardware={name}: the measured {slow} is too slow for this model: {error}") from error
 
 
 def skews(text: Sequence[str]) -> list[float]:

@@ -69,19 +69,29 @@ class Hardware:
             measured and is not given.
         """
         found = _read_measurement(Path(path))
-        rates = {}
-        for link, gbps in (("inter", inter_gbps), ("intra", intra_gbps)):
-            name = f"{link}_fs_per_byte"
-            if gbps is not None:
-                rates[name] = _fs_per_byte(f"{link}_gbps", gbps)
-            elif found[name] is None:
-                raise ValueError(
-                    f"{path}: {name} was not measured ({found['num_devices']} devices in {found['num_domains']}"
-                    f" domains have no such link): pass {link}_gbps, in Gb/s per direction and GPU"
-                )
-            else:
-                rates[name] = found[name]
+        given = {"inter": inter_gbps, "intra": intra_gbps}
+        missing = [link for link in unmeasured_links(found) if given[link] is None]
+        if missing:
+            raise ValueError(
+                f"{path}: {' and '.join(f'{link}_fs_per_byte' for link in missing)} not measured, since the machine"
+                f" (num_devices {found['num_devices']}, num_domains {found['num_domains']}) has no such link: give"
+                f" {rate_flags(missing)}, in Gb/s per direction and GPU (in Python without the dashes)"
+            )
+        rates = {
+            f"{link}_fs_per_byte": found[f"{link}_fs_per_byte"] if gbps is None else _fs_per_byte(f"{link}_gbps", gbps)
+            for link, gbps in given.items()
+        }
         return cls(**rates, gflops=found["gflops"], rank_speed=found["rank_speed"])
+
+
+def unmeasured_links(found: dict[str, Any]) -> list[str]:
+    """Links without a rate in a measurement: "inter", "intra", both or none."""
+    return [link for link in ("inter", "intra") if found[f"{link}_fs_per_byte"] is None]
+
+
+def rate_flags(links: Iterable[str]) -> str:
+    """The flags of `topoep plan` that give the rates of links."""
+    return " ".join(f"--{link}_gbps=.." for link in links)
 
 
 def set_integers(instance: Any, names: Iterable[str], minimum: int) -> None:
