@@ -11,8 +11,8 @@ from tests.cases import named
 from tests.generator import biased_demand, score
 from topoep_jax import cli
 from topoep_jax.plan import Status, reference
-from topoep_jax.plan import topoep as search
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.topoep import dependent_steps
 
 KEYS = [
     *("model", "skew", "seed", "planner"),
@@ -106,11 +106,11 @@ def test_table(capsys):
 
 def test_steps_are_told_where_they_are_known(capsys):
     command = (*QWEN, "--planner=none,topoep", "--tokens=64")
-    known = getattr(search, "dependent_steps", lambda problem: None)
-    expected = known(named("qwen3_30b").problem(effort="fast"))
+    expected = dependent_steps(named("qwen3_30b").problem(effort="fast"))
+    assert expected is not None
     found = records(capsys, *command, "--effort=fast")
     assert [record["dependent_steps"] for record in found] == [None, expected]
-    assert ("\nsteps " in run(capsys, *command, "--effort=fast")) == (expected is not None)
+    assert "\nsteps " in run(capsys, *command, "--effort=fast")
     assert "steps" not in run(capsys, *QWEN, "--planner=none", "--tokens=64")
 
 

@@ -13,10 +13,10 @@ from topoep_jax.cli import study as studies
 from topoep_jax.cli import timed
 from topoep_jax.cli.output import milliseconds, table
 from topoep_jax.cli.study import Sample, Study
-from topoep_jax.plan import topoep as search
 from topoep_jax.plan.evaluate import Evaluation, evaluate
-from topoep_jax.plan.problem import Draft, Problem, none
+from topoep_jax.plan.problem import Draft, none
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.topoep import dependent_steps
 from topoep_jax.plan.types import Status
 
 _SMALL = 16  # Experts up to which the exact optimum takes seconds.
@@ -134,17 +134,9 @@ def _result(sample: Sample, planner: str, *, bounds: bool) -> Result:
         plan=plan,
         none_objective_ps=evaluate(none(omega, problem), omega, problem).objective_ps,
         milliseconds=answer.milliseconds,
-        dependent_steps=_dependent_steps(planner, problem),
+        dependent_steps=dependent_steps(problem) if planner == "topoep" else None,
         quota_bound_ps=_quota_bound_ps(sample, plan, answer.draft) if bounds else None,
     )
-
-
-def _dependent_steps(planner: str, problem: Problem) -> int | None:
-    """Steps that follow one another on a device, however many threads it has; None where nobody knows them."""
-    if planner != "topoep":
-        return None
-    count: Callable[[Problem], int | None] | None = getattr(search, "dependent_steps", None)
-    return None if count is None else count(problem)
 
 
 def _quota_bound_ps(sample: Sample, plan: Evaluation, draft: Draft) -> int | None:
