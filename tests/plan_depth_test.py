@@ -52,10 +52,9 @@ def test_steps_and_lane_work(name, capped, capsys):
     # The quotas of a plan, R x R x J, are its largest array: a thread writes its part of them once for each candidate.
     most_items = -(-ranks * ranks * (experts // ranks + case.num_slots) // THREADS) + unit
     with capsys.disabled():
-        print(
-            f"\nR={ranks} E={experts}{' capped' if capped else ''}: at most {bound} dependent steps, and {most_items} items of"
-            f" a thread between two; ceil(max(E, R J) / {THREADS}) = {unit}; (steps, items) by skew: {counted}"
-        )
+        print(f"\nR={ranks} E={experts}{' capped' if capped else ''}: at most {bound} dependent steps, and at most")
+        print(f"{most_items} items of a thread between two, where ceil(max(E, R J) / {THREADS}) = {unit};")
+        print(f"(steps, items) by skew: {counted}")
     assert bound <= MOST_STEPS
     for steps, items in counted.values():
         assert steps <= bound

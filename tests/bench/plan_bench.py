@@ -1,9 +1,9 @@
-"""Time of one plan inside a compiled program: our planner beside the paper's, a rival, and a call that plans nothing.
+"""Time of one plan on one thread, beside the paper's planner, `eplb` in NumPy, and a call that plans nothing.
 
-    python -m tests.bench.plan_bench [--repeats 20]
+    python -m tests.bench.plan_bench [--repeats 20] [--effort fast]
 
-Times are medians in microseconds of whole calls from Python, on one thread; the floor (planner "none") is JAX's own
-cost of a call. `eplb` is NumPy, the others are C++.
+Times are medians in milliseconds of whole calls from Python. The floor is what `none` takes: JAX's own cost of a call
+and that of writing the plan. The ratios are of one run, so that a busy machine slows both sides down.
 """
 
 import argparse
@@ -15,56 +15,65 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.cases import SKEWS, Case, tagged
-from tests.generator import biased_demand
+from tests.cases import SKEWS, Case, named
 from topoep_jax import solve_plan
-from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.baselines import BASELINES
+from topoep_jax.plan.topoep import EFFORTS
+from topoep_jax.plan.types import Plan
 
-COLUMNS = {
-    "floor": {"planner": "none"},
-    "paper": {"planner": "topoep_paper"},
-    "fast": {"planner": "topoep", "effort": "fast"},
-    "default": {"planner": "topoep", "effort": "default"},
-}
+CASES = {"qwen3_30b": 20.0, "r128": 200.0}
+"""The most milliseconds that topoep may take at effort fast (issue 3, acceptance 8)."""
 
 
-def median_us(call: Callable[[], object], repeats: int) -> float:
-    """The first call compiles and is not counted."""
-    jax.block_until_ready(call())
-    times = []
-    for _ in range(repeats):
-        start = time.perf_counter()
+def rounds_ms(calls: dict[str, Callable[[], object]], repeats: int) -> dict[str, float]:
+    """Medians; the calls take turns. The first call of each compiles and is not counted."""
+    times: dict[str, list[float]] = {name: [] for name in calls}
+    for call in calls.values():
         jax.block_until_ready(call())
-        times.append(time.perf_counter() - start)
-    return float(np.median(times) * 1e6)
+    for _ in range(repeats):
+        for name, call in calls.items():
+            start = time.perf_counter()
+            jax.block_until_ready(call())
+            times[name].append(time.perf_counter() - start)
+    return {name: float(np.median(values) * 1e3) for name, values in times.items()}
 
 
-def times_us(case: Case, drawn: np.ndarray, compiled: dict[str, Callable], repeats: int) -> dict[str, float]:
-    omega = jnp.asarray(drawn, jnp.int32)
-    us = {
-        column: median_us(functools.partial(run, omega), 3 if column == "default" else repeats)
-        for column, run in compiled.items()
-    }
-    us["eplb"] = median_us(lambda: PLANNERS["eplb"](drawn, case.problem()).quota, 3)
-    return us
+def native(case: Case, planner: str, effort: str) -> Callable[[jax.Array], Plan]:
+    """The C++ planner inside a compiled program."""
+    options = {"num_slots": case.num_slots, "planner": planner, "effort": effort, "implementation": "cpu"}
+    return jax.jit(lambda omega: solve_plan(omega, case.topology, case.cost, **options))
+
+
+def demand(case: Case, skew: float) -> np.ndarray:
+    """int64 [R, E]; every source prefers the same experts. Independent rows: top-k takes minutes to draw at R = 128."""
+    rng = np.random.default_rng(0)
+    p = np.exp(rng.normal(0, -skew, case.num_experts))
+    return rng.multinomial(case.tokens * case.top_k, p / p.sum(), size=case.topology.num_ranks)
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--repeats", type=int, default=20)
-    repeats = parser.parse_args().repeats
+    parser.add_argument("--effort", choices=list(EFFORTS), default="fast")
+    flags = parser.parse_args()
     jax.config.update("jax_platforms", "cpu")
-    names = [*COLUMNS, "eplb"]
-    heads = "".join(f"{name + ' us':>12}" for name in names)
-    print(f"{'case':14}{'R':>5}{'E':>5}{'N':>3}{'skew':>6}{heads}{'fast/paper':>12}{'fast/eplb':>11}")
-    for case in tagged("tables"):
-        solve = functools.partial(solve_plan, topology=case.topology, cost=case.cost, num_slots=case.num_slots)
-        compiled = {column: jax.jit(functools.partial(solve, **options)) for column, options in COLUMNS.items()}
-        for skew, drawn in biased_demand(case, SKEWS, seed=0).items():
-            us = times_us(case, drawn, compiled, repeats)
-            shape = f"{case.name:14}{case.topology.num_ranks:5}{case.num_experts:5}{case.num_slots:3}{skew:6}"
-            ratios = f"{us['fast'] / us['paper']:12.1f}{us['fast'] / us['eplb']:11.2f}"
-            print(shape + "".join(f"{us[name]:12.0f}" for name in names) + ratios, flush=True)
+    columns = ("topoep ms", "paper ms", "eplb ms", "floor ms", "/ paper", "/ eplb", "limit ms")
+    print(f"{'case':10}{'R':>5}{'E':>5}{'N':>3}{'skew':>6}" + "".join(f"{column:>11}" for column in columns))
+    for name, limit in CASES.items():
+        case = named(name)
+        planners = {planner: native(case, planner, flags.effort) for planner in ("topoep", "topoep_paper", "none")}
+        eplb = functools.partial(BASELINES["eplb"], problem=case.problem())
+        for skew in SKEWS:
+            drawn = demand(case, skew)
+            calls = {
+                planner: functools.partial(plan, jnp.asarray(drawn, jnp.int32)) for planner, plan in planners.items()
+            }
+            ms = rounds_ms(calls | {"eplb": functools.partial(eplb, drawn)}, flags.repeats)
+            ours, paper, numpy, floor = (ms[which] for which in ("topoep", "topoep_paper", "eplb", "none"))
+            values = "".join(
+                f"{value:11.2f}" for value in (ours, paper, numpy, floor, ours / paper, ours / numpy, limit)
+            )
+            print(f"{name:10}{case.topology.num_ranks:5}{case.num_experts:5}{case.num_slots:3}{skew:6}{values}")
 
 
 if __name__ == "__main__":
