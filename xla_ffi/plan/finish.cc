@@ -17,8 +17,8 @@ bool HasRows(const Problem& problem, const int32_t* quota, int32_t rank, int32_t
 }
 
 // Rewrites the slots of one rank, keeping only replicas with rows, in ascending expert id; quotas move along.
-void SortSlots(const Problem& problem, const Plan& plan, int32_t rank, std::vector<int32_t>& order,
-               std::vector<int32_t>& row) {
+void SortSlotsOf(const Problem& problem, const Plan& plan, int32_t rank, std::vector<int32_t>& order,
+                 std::vector<int32_t>& row) {
   const int32_t mains = problem.MainsPerRank();
   int32_t* experts = plan.slot_expert + int64_t{rank} * problem.num_slots;
   order.clear();
@@ -77,10 +77,14 @@ void EmptyPlan(const Problem& problem, const Plan& plan) {
   }
 }
 
-void Finish(const Problem& problem, const Plan& plan) {
+void SortSlots(const Problem& problem, const Plan& plan) {
   std::vector<int32_t> order;
   std::vector<int32_t> row;
-  for (int32_t rank = 0; rank < problem.num_ranks; ++rank) SortSlots(problem, plan, rank, order, row);
+  for (int32_t rank = 0; rank < problem.num_ranks; ++rank) SortSlotsOf(problem, plan, rank, order, row);
+}
+
+void Finish(const Problem& problem, const Plan& plan) {
+  SortSlots(problem, plan);
 
   std::fill_n(plan.rank_load, problem.num_ranks, 0);
   const int32_t* quota = plan.quota;

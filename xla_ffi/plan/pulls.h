@@ -131,7 +131,11 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
       AddWholePulls(team, problem, domains, slot_expert, mode == Pulls::kRelayed, links);
     }
     team.Sync();
-    if (!any) return links.Ps(team, problem.objective);
+    if (!any) {
+      const int64_t ps = links.Ps(team, problem.objective);
+      team.Sync();  // Eq. 8 adds up what other lanes may clear for the next plan
+      return ps;
+    }
     // The schedule is the quickest one under either objective; the first of them on a tie.
     const int64_t ps = links.BusiestPs(team);
     if (mode == Pulls::kDirect || ps < quickest) {

@@ -4,6 +4,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/paper.h"
 #include "xla_ffi/plan/topoep/candidate.h"
 #include "xla_ffi/plan/topoep/context.h"
@@ -83,7 +84,10 @@ void TopoepPlan(const Problem& problem, const Effort& effort, int32_t threads, c
   const DomainTable domains(problem);
   const Context context(problem, domains.View(), arena);
   const Memory memory(context, effort.num_candidates * kPhases + 1, arena);
-  if (effort.paper) PaperPlan(problem, plan);
+  if (effort.paper) {
+    PaperPlan(problem, plan);
+    SortSlots(problem, plan);  // ties in what follows go by slot
+  }
   if (threads == 1) {
     SerialTeam team;
     Search(team, context, effort, memory, plan);
