@@ -170,3 +170,24 @@ def test_a_layer_takes_baselines_that_it_can_run():
     for planner in SCORED_ONLY:
         with pytest.raises(ValueError, match=f"planner='{planner}' makes drafts that no layer can run"):
             LayerConfig(**sizes, planner=planner)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"planner": ["topoep"]}, "planner=.* is unknown"),
+        ({"effort": [1]}, "effort=.* is unknown"),
+        ({"implementation": []}, "implementation=.* is unknown"),
+        ({"topology": (0, 0, 1, 1)}, "must be a Topology and a CostModel"),
+        ({"cost": None}, "must be a Topology and a CostModel"),
+    ],
+)
+def test_arguments_of_another_type_are_named(change, message):
+    with pytest.raises(ValueError, match=message):
+        solve_plan(demand(), **({"topology": TOPOLOGY, "cost": COST, "num_slots": 2} | change))
+
+
+@pytest.mark.parametrize("effort", ["fast", "default", "full"])
+def test_without_slots_the_plan_is_empty(effort):
+    plan = solve_plan(demand(), TOPOLOGY, COST, num_slots=0, effort=effort)
+    assert int(plan.status) == Status.CAP_MET | Status.EMPTY

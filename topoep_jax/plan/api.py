@@ -84,6 +84,11 @@ def solve_plan(
       >>> solve_plan(omega, Topology.uniform(2, 2), cost, num_slots=1, planner="none").rank_load.tolist()
       [6, 6, 18, 10]
     """
+    if not isinstance(topology, Topology) or not isinstance(cost, CostModel):
+        raise ValueError(
+            f"topology={topology!r} and cost={cost!r} must be a Topology and a CostModel: Topology.uniform(domains,"
+            " ranks_per_domain) and CostModel.from_model(hidden, ffn, hardware) make them"
+        )
     omega = _checked_omega(omega, topology)
     expert_idx = _checked_tokens(expert_idx, omega, cost)
     cost.check_ranks(topology.num_ranks)
@@ -276,6 +281,6 @@ def _checked_int(name: str, value: Any, low: int, high: int, hint: str) -> int:
 
 
 def _checked_key(name: str, value: str, known: Collection[str]) -> str:
-    if value not in known:
+    if not isinstance(value, str) or value not in known:
         raise ValueError(f"{name}={value!r} is unknown: choose one of {sorted(known)}")
     return value

@@ -29,7 +29,7 @@ SCORED_ONLY = {
 
 def check_planner(planner: str) -> None:
     """Raises ValueError if no layer can run the answers of `planner`."""
-    if planner not in PLANNERS:
+    if not isinstance(planner, str) or planner not in PLANNERS:
         runnable = sorted(set(PLANNERS) - set(SCORED_ONLY))
         raise ValueError(f"planner={planner!r} is unknown: choose one of {runnable}")
     if planner in SCORED_ONLY:
