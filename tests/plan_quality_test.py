@@ -52,9 +52,14 @@ def ratio_to_paper(name, seed, skew, effort="default"):
     return ours(name, seed, skew, effort).ps / result(name, seed, skew, "topoep_paper").ps
 
 
-def over(limits, values):
+QUICK_SLACK = 1.03
+"""The limits hold for means over all seeds; the two of the default tier lie up to 2.5 % above them."""
+
+
+def over(limits, values, sample=FULL):
     """What exceeds its limit: key -> (value, limit)."""
-    return {key: (values[key], limit) for key, limit in limits.items() if key in values and values[key] > limit}
+    slack = 1 if sample is FULL else QUICK_SLACK
+    return {key: (values[key], limit) for key, limit in limits.items() if key in values and values[key] > slack * limit}
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
@@ -74,8 +79,8 @@ def test_load_and_traffic(sample):
         record(REPORT, "default_effort", {name: by_skew(rows) for name, rows in table.items()})
     load = {(name, skew): table[name]["imbalance"][skew] for name in table for skew in SKEWS}
     inter = {name: table[name]["inter_domain"][-4] for name in table}
-    assert not over(MAX_LOAD, load)
-    assert not over(INTER_DOMAIN, inter)
+    assert not over(MAX_LOAD, load, sample)
+    assert not over(INTER_DOMAIN, inter, sample)
 
 
 def by_skew(rows):
@@ -90,7 +95,7 @@ def test_traffic_under_the_papers_objective(sample):
     }
     if sample is FULL:
         record(REPORT, "inter_domain_under_eq8_at_skew_-4", inter)
-    assert not over(INTER_DOMAIN_EQ8, inter)
+    assert not over(INTER_DOMAIN_EQ8, inter, sample)
 
 
 @pytest.mark.parametrize("sample", SAMPLES)
