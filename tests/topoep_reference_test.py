@@ -2,6 +2,7 @@
 
 import dataclasses
 import functools
+import itertools
 
 import numpy as np
 import pytest
@@ -69,14 +70,20 @@ def batch(case):
     return candidates(case.topology, case.num_slots, EFFORT)
 
 
-def test_candidates_come_in_order_and_once():
-    found = candidates(Topology.uniform(4, 8), 2, EFFORTS["default"])
+@pytest.mark.parametrize("name", EFFORTS)
+def test_candidates_come_in_order_and_once(name):
+    """The empty plan; then from it, move by move and by intervals; then the grid, the last field fastest."""
+    effort = EFFORTS[name]
+    found = candidates(Topology.uniform(4, 8), 2, effort)
+    by_moves = [(spread, price) for spread in effort.greedy_spread for price in effort.price]
+    by_intervals = [(spread, -1) for spread in effort.empty_spread]
+    start = 1 + len(by_moves) + len(by_intervals)
     assert found[0] == EMPTY
-    assert [(c.spread, c.price) for c in found[1:6]] == [(0, 0), (0, 3), (0, 9), (30, 0), (30, 3)]
-    assert [(c.spread, c.price) for c in found[13:16]] == [(0, -1), (20, -1), (40, -1)]
-    assert list(dict.fromkeys(c.own for c in found)) == [UNLIMITED, 9, 6, 3, 1]
-    assert len(found) == len(set(found)) == 16 + 5 * 3 * 11 * 2
-    assert [(c.inbound, c.sixteenths, c.spread) for c in found[16:19]] == [(0, 4, -1), (0, 4, 10), (0, 6, -1)]
+    assert [(c.spread, c.price) for c in found[1:start]] == by_moves + by_intervals
+    own = [UNLIMITED if halves is None else 3 * halves // 2 for halves in effort.own]
+    grid = itertools.product(own, effort.inbound, effort.sixteenths, effort.spread)
+    assert [(c.own, c.inbound, c.sixteenths, c.spread) for c in found[start:]] == list(grid)
+    assert len(found) == len(set(found))
 
 
 def test_shares_of_few_slots_are_not_tried_twice():
@@ -256,13 +263,15 @@ def test_few_rows_activate_fewer_replicas_than_many():
 def test_tiles_are_not_split():
     """11 tiles of 128 rows beside mains of 8.5: ten tiles are the best a rank can reach, with one copy of one tile.
 
-    Without padding three copies pay: 1164 rows each and three pulls, worth ten rows each.
+    Without padding it is split further: three copies give 1164 rows each for three pulls, worth ten rows each, and two
+    copies with a third rank's expert handed on do better still.
     """
     row_ps, pull_ps = 100, 1000
     cost = CostModel(1_000_000, 1, row_ps, 1, 1)  # a few hundred rows of two bytes take no time
     omega = np.diag([1408, 1083, 1083, 1082])
     plan = solve(omega, one_domain(4, 1, cost, effort="default"))
-    assert ((plan.slot_expert == 0).sum(), ps(plan)) == (3, 1164 * row_ps + 3 * pull_ps)
+    assert (plan.slot_expert == 0).sum() > 1
+    assert ps(plan) <= 1164 * row_ps + 3 * pull_ps
     cost = dataclasses.replace(cost, tile_rows=128)
     plan = solve(omega, one_domain(4, 1, cost, effort="default"))
     assert ((plan.slot_expert == 0).sum(), ps(plan)) == (1, 1280 * row_ps + pull_ps)
