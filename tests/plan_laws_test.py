@@ -25,15 +25,11 @@ ALL_PLANNERS = pytest.mark.parametrize("planner", RUNNABLE)
 @pytest.mark.parametrize("case", tagged("laws"), ids=lambda case: case.name)
 def test_laws_on_small_cases(case, kind, planner):
     mean_rows = case.tokens * case.top_k
-    for seed, objective, cap_rows, effort in (
-        (0, "bottleneck", None, "fast"),
-        (1, "eq8", mean_rows, "fast"),
-        (2, "bottleneck", 2 * mean_rows, "default"),
-    ):
-        problem = case.problem(objective=objective, cap_rows=cap_rows, block_rows=8, effort=effort)
+    for seed, objective, cap_rows in ((0, "bottleneck", None), (1, "eq8", mean_rows), (2, "bottleneck", 2 * mean_rows)):
+        problem = case.problem(objective=objective, cap_rows=cap_rows, block_rows=8, effort="fast")
         omega = small_demand(case, kind, seed)
         plan = reference.solve(omega, problem, planner)
-        again = reference.solve(omega, problem, planner) if effort == "fast" else None
+        again = reference.solve(omega, problem, planner) if seed == 0 else None
         check_plan(plan, omega, problem, planner, again=again)
 
 
@@ -68,7 +64,7 @@ def problems(draw):
         cap_rows=draw(st.none() | st.integers(0, 100)),
         block_rows=draw(st.sampled_from([1, 4, 128])),
         objective=draw(st.sampled_from(sorted(OBJECTIVES))),
-        effort=draw(st.sampled_from(["fast", "default"])),
+        effort="fast",  # default effort takes seconds in NumPy; plan_backends_test has it
     )
     rows = st.integers(0, 30) | st.sampled_from([0, 0, 2**29, 2**31 - 1, -1])
     size = num_ranks * num_experts
