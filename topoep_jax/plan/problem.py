@@ -81,3 +81,19 @@ def aligned_rows(quota: np.ndarray, block_rows: int) -> np.ndarray:
 def meets_cap(quota: np.ndarray, problem: Problem) -> bool:
     """Whether no rank exceeds `cap_rows` aligned rows; always true without a cap."""
     return problem.cap_rows is None or int(aligned_rows(quota, problem.block_rows).max()) <= problem.cap_rows
+
+
+def fill_slots(draft: Draft, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
+    """`slot_expert` [R, N], ascending, and `quota` [R, R, J] of a draft; replicas without rows are left out."""
+    num_ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
+    slot_expert = np.full((num_ranks, problem.num_slots), -1, np.int64)
+    quota = np.zeros((num_ranks, num_ranks, mains + problem.num_slots), np.int64)
+    main_rank = problem.main_rank()
+    rows = draft.quota.sum(axis=2)  # [E, R]
+    for rank in range(num_ranks):
+        own = np.flatnonzero(main_rank == rank)
+        replicas = np.flatnonzero(draft.holds[rank] & (main_rank != rank) & (rows[:, rank] > 0))
+        slot_expert[rank, : replicas.size] = replicas
+        served = np.concatenate([own, replicas])
+        quota[:, rank, : served.size] = draft.quota[served, rank].T
+    return slot_expert, quota

@@ -12,7 +12,7 @@ from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, split_picoseconds
 from topoep_jax.plan.dedup import matches_demand
 from topoep_jax.plan.paper import topoep_paper
-from topoep_jax.plan.problem import Draft, Planner, Problem, meets_cap, none
+from topoep_jax.plan.problem import Draft, Planner, Problem, fill_slots, meets_cap, none
 from topoep_jax.plan.topoep import topoep
 from topoep_jax.plan.types import Plan, Status
 
@@ -70,8 +70,8 @@ def refuse(problem: Problem) -> Plan:
 
 def finish(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> Plan:
     """Drops replicas without rows, fills slots in ascending expert id, and states load, predicted time and status."""
-    slot_expert, quota = _fill_slots(draft, problem)
-    empty_slots, empty_quota = _fill_slots(none(omega, problem), problem)
+    slot_expert, quota = fill_slots(draft, problem)
+    empty_slots, empty_quota = fill_slots(none(omega, problem), problem)
     objective = OBJECTIVES[problem.objective]
     predicted = objective(slot_expert, quota, problem.topology, problem.cost, expert_idx)
     status = Status(0)
@@ -89,19 +89,3 @@ def finish(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.nda
         predicted_ps=split_picoseconds(predicted),
         status=np.array(status, np.int32),
     )
-
-
-def _fill_slots(draft: Draft, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """`slot_expert` [R, N] and `quota` [R, R, J] of a draft."""
-    num_ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
-    slot_expert = np.full((num_ranks, problem.num_slots), -1, np.int64)
-    quota = np.zeros((num_ranks, num_ranks, mains + problem.num_slots), np.int64)
-    main_rank = problem.main_rank()
-    rows = draft.quota.sum(axis=2)  # [E, R]
-    for rank in range(num_ranks):
-        own = np.flatnonzero(main_rank == rank)
-        replicas = np.flatnonzero(draft.holds[rank] & (main_rank != rank) & (rows[:, rank] > 0))
-        slot_expert[rank, : replicas.size] = replicas
-        served = np.concatenate([own, replicas])
-        quota[:, rank, : served.size] = draft.quota[served, rank].T
-    return slot_expert, quota

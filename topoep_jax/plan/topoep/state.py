@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from topoep_jax.plan.problem import Draft
+from topoep_jax.plan.problem import Draft, fill_slots
 from topoep_jax.plan.topoep.apportion import apportion
 from topoep_jax.plan.topoep.facts import NOWHERE, Facts
 
@@ -33,15 +33,8 @@ class Plans:
     @classmethod
     def of(cls, facts: Facts, draft: Draft) -> "Plans":
         """One plan from a draft that moves no main; slots in ascending order, those without rows left out."""
-        plan = cls.empty(facts, 1)
-        mains = facts.problem.mains_per_rank
-        for rank in range(facts.num_ranks):
-            own = facts.main_rank == rank
-            replicas = np.flatnonzero(draft.holds[rank] & ~own & (draft.quota[:, rank].sum(axis=1) > 0))
-            plan.slot_expert[0, rank, : replicas.size] = replicas
-            plan.quota[0, :, rank, :mains] = draft.quota[own, rank].T
-            plan.quota[0, :, rank, mains : mains + replicas.size] = draft.quota[replicas, rank].T
-        return plan
+        slot_expert, quota = fill_slots(draft, facts.problem)
+        return cls(slot_expert[None], quota[None])
 
     @classmethod
     def joined(cls, parts: Sequence["Plans"]) -> "Plans":
