@@ -20,7 +20,8 @@ ORDER = [
     ["_compat", "topology", "transport"],
     ["routing forced_routing", "shapes"],
     ["demand", "synthetic"],
-    ["plan _native"],
+    ["_cuda_build"],
+    ["plan _native _cuda"],
     ["config", "measure", "metrics", "trace"],
     ["transfer", "dispatch"],
     ["experts"],
@@ -33,7 +34,7 @@ ORDER = [
     ["cli"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
-READERS_OF_ENVIRONMENT = {"topoep_jax/_native.py", "train/config.py", "tests/conftest.py"}
+READERS_OF_ENVIRONMENT = {"topoep_jax/_cuda_build.py", "train/config.py", "tests/conftest.py"}
 
 
 def python_files(*folders: str) -> list[Path]:

@@ -40,10 +40,21 @@ PLAN_SRCS = [
     "xla_ffi/plan/topoep/search.cc",
 ]
 
+# Of the extension and of the CUDA library.
+SHARED_SRCS = [
+    "xla_ffi/plan/call.cc",
+    "xla_ffi/plan/call.h",
+]
+
 MODULE_SRCS = [
     "xla_ffi/module.cc",
     "xla_ffi/plan/ffi.cc",
 ]
+
+# The CUDA library: topoep_jax/_cuda_build.py compiles these, PLAN_SRCS and SHARED_SRCS with nvcc.
+CUDA_HDRS = []
+
+CUDA_SRCS = []
 
 CC_TESTS = [
     "cost_test",
