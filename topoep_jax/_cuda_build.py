@@ -1,7 +1,7 @@
 """Builds libtopoep_cuda.so with nvcc, once for each set of sources, compiler and headers, and keeps it in a cache.
 
-The library stands apart from the extension `_xla_ffi`: it is built where it is used, since NCCL's device code must match
-the NCCL that is installed. It needs neither libcuda nor NCCL to load: cudart is linked statically, NCCL is looked up when
+The library stands apart from the extension `_xla_ffi`: it is built where it is used, since NCCL's device code must
+match the installed NCCL. It needs neither libcuda nor NCCL to load: cudart is linked statically, NCCL is looked up when
 a group is made. Only the standard library is used, so that this file also runs as a script where JAX is not installed:
 
     python topoep_jax/_cuda_build.py --xla-include DIR --out DIR
