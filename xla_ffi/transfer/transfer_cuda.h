@@ -1,0 +1,27 @@
+// The CUDA handlers of replica transfer, as topoep_jax/transfer/device.py calls them. R ranks, Em mains and N slots per
+// rank, D elements per expert. Each runs on the given stream, launches kernels only (schedule by one block, then the
+// body by W blocks), allocates from XLA's scratch allocator only and reads nothing back.
+//
+// TopoepPullCuda, target "topoep_pull":
+//   operands   mains [Em, D] of any dtype; slot_expert int32 [R, N], -1 where empty; epoch int32 [1]
+//   results    slots [N, D] of the same dtype, rows of empty slots are left as they are; epoch int32 [1], operand 2
+//              aliased, plus one
+//   attributes group int64            key of the communicator that topoep_jax.transport.init made on this device
+//              domain_of_rank int32[R] must equal the group's
+//              pulls int64            enum Pulls of xla_ffi/plan/plan.h
+//              expert_bytes, inter_fs_per_byte, intra_fs_per_byte int64
+//                                     the planner's prices, from which Pulls::kBest chooses as the planner did
+//
+// TopoepPushCuda, target "topoep_push":
+//   operands   slot_grads float32 [N, D]; main_grads float32 [Em, D]; slot_expert int32 [R, N]; epoch int32 [1]
+//   results    main_grads float32 [Em, D], operand 1 aliased; epoch int32 [1], operand 3 aliased, plus one
+//   attributes group int64
+//
+// `epoch` only orders the calls of a program; the epochs of the protocol are the group's own. A group that is missing,
+// closed, of another size or made for compilation only is FailedPrecondition, and says which and what to do. A shape
+// that does not fit the group's windows is InvalidArgument.
+
+#ifndef TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
+#define TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
+
+#endif  // TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_

@@ -1,0 +1,97 @@
+// Sizes and places inside the symmetric windows.
+
+#ifndef TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
+#define TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
+
+#include <cstdint>
+
+#include "xla_ffi/team/team.h"
+#include "xla_ffi/transfer/fabric.h"
+
+namespace topoep {
+
+inline constexpr int64_t kGrain = 16;  // bytes; bulk copies start and end at its multiples
+
+TOPOEP_BODY inline int64_t RoundDown(int64_t bytes) { return bytes / kGrain * kGrain; }
+TOPOEP_BODY inline int64_t RoundUp(int64_t bytes) { return RoundDown(bytes + kGrain - 1); }
+
+struct Range {
+  int64_t begin;
+  int64_t end;
+
+  TOPOEP_BODY int64_t Size() const { return end - begin; }
+};
+
+// Part `index` of `count` equal parts of `bytes`, cut at grains: as topoep_jax/plan/pulls.py slices an expert, each cut
+// rounded down to its grain.
+TOPOEP_BODY inline Range PartOf(int64_t bytes, int64_t index, int64_t count) {
+  const int64_t end = index + 1 == count ? bytes : RoundDown(bytes * (index + 1) / count);
+  return {RoundDown(bytes * index / count), end};
+}
+
+TOPOEP_BODY inline Range Intersection(Range a, Range b) {
+  const int64_t begin = a.begin > b.begin ? a.begin : b.begin;
+  const int64_t end = a.end < b.end ? a.end : b.end;
+  return {begin, end > begin ? end : begin};
+}
+
+// What the windows of a group are made for.
+struct WindowShape {
+  int32_t num_ranks;
+  int32_t mains_per_rank;
+  int32_t num_slots;
+  int32_t smallest_domain;  // ranks of it
+  int32_t largest_domain;
+  bool striped;           // Pulls::kStriped or kBest: stripes are kept
+  int64_t expert_bytes;   // one expert's parameters
+  int64_t staging_bytes;  // of both halves together
+  int64_t bounce_bytes;   // as the fabric asks
+
+  TOPOEP_BODY int64_t Pitch() const { return RoundUp(expert_bytes); }
+
+  // The longest slice of an expert that is spread over `ranks`.
+  TOPOEP_BODY int64_t StripePitch(int32_t ranks) const { return RoundUp(Pitch() / ranks) + kGrain; }
+
+  // Replicas at a time, over all ranks.
+  TOPOEP_BODY int64_t NumReplicas() const { return int64_t{num_ranks} * num_slots; }
+
+  // Bytes of each of the two halves of the staging.
+  TOPOEP_BODY int64_t HalfBytes() const { return RoundDown(staging_bytes / 2); }
+
+  TOPOEP_BODY int64_t StripesBytes() const {
+    if (!striped) return 0;
+    int64_t most = 0;
+    for (int32_t ranks = smallest_domain; ranks <= largest_domain; ++ranks) {
+      const int64_t owned = int64_t{mains_per_rank} * ranks;
+      const int64_t bytes = (owned < NumReplicas() ? owned : NumReplicas()) * StripePitch(ranks);
+      if (bytes > most) most = bytes;
+    }
+    return most;
+  }
+
+  TOPOEP_BODY int64_t Bytes(Window window) const {
+    switch (window) {
+      case kMains:
+        return mains_per_rank * Pitch();
+      case kSlots:
+        return num_slots * Pitch();
+      case kStripes:
+        return StripesBytes();
+      case kStaging:
+        return 2 * HalfBytes();
+      case kSignals:
+        return RoundUp(int64_t{kNumWords} * num_ranks * static_cast<int64_t>(sizeof(int64_t)));
+      case kBounce:
+        return bounce_bytes;
+      default:
+        return 0;
+    }
+  }
+
+  // The least staging that any plan can use: a grain for every replica, twice.
+  TOPOEP_BODY int64_t LeastStaging() const { return 2 * kGrain * (NumReplicas() > 0 ? NumReplicas() : 1); }
+};
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
