@@ -147,7 +147,7 @@ def cache_folder() -> Path:
 
 
 def build(toolchain: Toolchain) -> Path:
-    """Returns the folder that holds the library, and for each source its PTX (.ptx) and ptxas' report (.log).
+    """Returns the folder that holds the library, and for each source the compiler's .log and a .ptx per architecture.
 
     What is already in the cache is not built again. Processes take turns.
 
@@ -181,9 +181,8 @@ def build(toolchain: Toolchain) -> Path:
             list(pool.map(compile_one, missing))
         _link(toolchain, [objects / f"{key}.o" for key in keys.values()], Path(scratch))
         for source, key in keys.items():
-            for suffix in (".ptx", ".log"):
-                if (objects / (key + suffix)).is_file():
-                    shutil.copy(objects / (key + suffix), Path(scratch) / (_flat(source) + suffix))
+            for path in [*objects.glob(f"{key}.*ptx"), objects / f"{key}.log"]:
+                shutil.copy(path, Path(scratch) / (_flat(source) + path.name.removeprefix(key)))
         folder.mkdir(parents=True, exist_ok=True)
         for path in Path(scratch).iterdir():
             if path.is_file() and path.name != LIBRARY:
@@ -193,7 +192,7 @@ def build(toolchain: Toolchain) -> Path:
 
 
 def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch: Path) -> None:
-    """Writes `stem`.log, `stem`.ptx where the source has kernels, and last `stem`.o."""
+    """Writes `stem`.log, where the source has kernels `stem`.sm_90.ptx and the like, and last `stem`.o."""
     scratch.mkdir()
     built = scratch / "built.o"
     command: list[str | Path] = [
@@ -209,8 +208,9 @@ def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch:
     # The PTX is what the assembler saw, so it is kept rather than made again.
     result = _run([*command, "--keep", "--keep-dir", scratch])
     stem.with_suffix(".log").write_text(result.stdout + result.stderr)
-    for ptx in sorted(scratch.glob("*.ptx"))[:1]:
-        shutil.copy(ptx, stem.with_suffix(".ptx"))
+    for ptx in scratch.glob("*.ptx"):
+        target = re.search(r"^\.target\s+(\w+)", ptx.read_text(), re.MULTILINE)
+        shutil.copy(ptx, stem.with_suffix(f".{target[1] if target else 'unknown'}.ptx"))
     shutil.copy(built, stem.with_suffix(".tmp"))
     os.replace(stem.with_suffix(".tmp"), stem.with_suffix(".o"))
 
