@@ -6,22 +6,23 @@
 #include <algorithm>
 #include <array>
 #include <cstdint>
-#include <utility>
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/plan/topoep/depth.h"
+#include "xla_ffi/plan/topoep/search.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);
 
 namespace {
 
-// For tests/plan_depth_test.py, which passes what it took from the same tables as the planner's own call.
-std::pair<int64_t, int64_t> TopoepDepth(const std::vector<int32_t>& omega, const std::vector<int32_t>& domain_of_rank,
-                                        int32_t num_slots, const std::array<int64_t, 5>& cost, int64_t cap_rows,
-                                        const std::vector<std::array<int64_t, 5>>& candidates,
-                                        const std::vector<int32_t>& thrifty, const std::vector<int32_t>& eager,
-                                        int32_t fill_moves, int32_t threads) {
+// For tests/plan_depth_test.py, which passes what it took from the same tables as the planner's own call. Steps and
+// items of the path, then of the paper's plan.
+std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std::vector<int32_t>& domain_of_rank,
+                                   int32_t num_slots, const std::array<int64_t, 5>& cost, int64_t cap_rows,
+                                   const std::vector<std::array<int64_t, 5>>& candidates,
+                                   const std::vector<int32_t>& thrifty, const std::vector<int32_t>& eager,
+                                   int32_t fill_moves, bool paper, int32_t threads) {
   std::vector<topoep::Candidate> settings;
   for (const auto& c : candidates) settings.push_back({c[0], c[1], c[2], c[3], c[4]});
   topoep::Effort effort{};
@@ -32,6 +33,7 @@ std::pair<int64_t, int64_t> TopoepDepth(const std::vector<int32_t>& omega, const
   effort.eager = eager.data();
   effort.num_eager = static_cast<int32_t>(eager.size());
   effort.fill_moves = fill_moves;
+  effort.paper = paper;
   topoep::Problem problem{};
   problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
   problem.num_experts = static_cast<int32_t>(omega.size() / domain_of_rank.size());
@@ -42,8 +44,10 @@ std::pair<int64_t, int64_t> TopoepDepth(const std::vector<int32_t>& omega, const
   problem.cost = {cost[0], cost[1], cost[2], cost[3], cost[4]};
   problem.cap_rows = cap_rows;
   problem.block_rows = 1;
-  const topoep::Steps depth = topoep::PlanDepth(problem, effort, threads);
-  return {depth.steps, depth.items};
+  problem.planner = topoep::Planner::kTopoep;
+  problem.effort = &effort;
+  const topoep::Depth depth = topoep::PlanDepth(problem, threads);
+  return {depth.path.steps, depth.path.items, depth.paper.steps, depth.paper.items};
 }
 
 }  // namespace

@@ -5,6 +5,7 @@ holds plain lists only: no load(), no functions.
 """
 
 PLAN_HDRS = [
+    "xla_ffi/plan/arena.h",
     "xla_ffi/plan/cost.h",
     "xla_ffi/plan/dedup.h",
     "xla_ffi/plan/domains.h",
@@ -13,6 +14,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/plan.h",
     "xla_ffi/plan/pulls.h",
+    "xla_ffi/plan/solve.h",
     "xla_ffi/plan/solver.h",
     "xla_ffi/plan/topoep/candidate.h",
     "xla_ffi/plan/topoep/context.h",
@@ -33,11 +35,8 @@ PLAN_HDRS = [
 
 PLAN_SRCS = [
     "xla_ffi/plan/cost.cc",
-    "xla_ffi/plan/finish.cc",
-    "xla_ffi/plan/paper.cc",
     "xla_ffi/plan/solver.cc",
     "xla_ffi/plan/topoep/depth.cc",
-    "xla_ffi/plan/topoep/search.cc",
 ]
 
 # Of the extension and of the CUDA library.

@@ -40,21 +40,27 @@ class ReplayState {
   int64_t* runs_on;   // [R, K] where the assignments of one token run
 };
 
-// Whether every source's tokens hold each expert as often as omega says; the replay relies on it.
-inline bool TokensMatchDemand(const Problem& problem, int64_t* counts /* [E] */) {
+// Adds to `bad` what contradicts: every source's tokens must hold each expert as often as omega says. The replay relies
+// on it. `counts` is working memory; no dependent step.
+template <class Team>
+TOPOEP_BODY void CheckTokens(Team& team, const Problem& problem, int64_t* counts /* [R, E] */, int32_t* bad) {
   const int64_t per_rank = int64_t{problem.num_tokens} * problem.top_k;
-  for (int32_t source = 0; source < problem.num_ranks; ++source) {
-    for (int32_t e = 0; e < problem.num_experts; ++e) counts[e] = 0;
+  team.ForEach(problem.num_ranks, [&](int32_t source) {
+    int64_t* count = counts + int64_t{source} * problem.num_experts;
+    int32_t wrong = 0;
+    for (int32_t e = 0; e < problem.num_experts; ++e) count[e] = 0;
     for (int64_t i = 0; i < per_rank; ++i) {
       const int32_t expert = problem.expert_idx[source * per_rank + i];
-      if (expert < -1 || expert >= problem.num_experts) return false;
-      if (expert >= 0) ++counts[expert];
+      if (expert < -1 || expert >= problem.num_experts)
+        ++wrong;
+      else if (expert >= 0)
+        ++count[expert];
     }
     for (int32_t e = 0; e < problem.num_experts; ++e) {
-      if (counts[e] != problem.omega[int64_t{source} * problem.num_experts + e]) return false;
+      wrong += count[e] != problem.omega[int64_t{source} * problem.num_experts + e];
     }
-  }
-  return true;
+    if (wrong > 0) team.Add(bad, 1);
+  });
 }
 
 // Lists the instances of every expert, on one lane.

@@ -1,14 +1,248 @@
-// The paper's two-stage planner, with the ties of topoep_jax/plan/reference.py.
+// The paper's two-stage planner (section 4.3), as a body for any team, with the ties of topoep_jax/plan/paper.py.
+//
+// Stage 1 has a closed form: a domain's i-th best remote expert goes to its rank i mod G, slot i / G. It leaves at most
+// one instance of an expert in each domain, so that the even split needs no list of holders. Stage 2 runs in all
+// domains side by side, for their ranks are disjoint.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_PAPER_H_
 #define TOPOEP_XLA_FFI_PLAN_PAPER_H_
 
-#include "xla_ffi/plan/plan.h"
+#include <cstdint>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/team/team.h"
 
 namespace topoep {
 
-// Writes slot_expert (in order of placement) and quota; Finish() makes them final. Demand must be valid.
-void PaperPlan(const Problem& problem, const Plan& plan);
+// A move of stage 2 in one domain.
+struct PaperMove {
+  int64_t rows;  // 0: the domain is finished
+  int32_t from;  // rank
+  int32_t from_instance;
+  int32_t to;
+  int32_t to_instance;
+};
+
+struct PaperMemory {
+  TOPOEP_BODY PaperMemory(const Context& context, Arena& arena)
+      : holder(arena.Take<int32_t>(int64_t{context.num_domains} * context.experts)),
+        used(arena.Take<int32_t>(context.ranks)),
+        order(arena.Take<int32_t>(int64_t{context.ranks} * context.instances)),
+        instance_load(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
+        load(arena.Take<int64_t>(context.ranks)),
+        busiest(arena.Take<int32_t>(context.num_domains)),
+        move(arena.Take<PaperMove>(context.num_domains)),
+        before(arena.Take<int64_t>(int64_t{context.num_domains} * context.ranks)) {}
+
+  int32_t* holder;         // [M, E] the domain's rank * J + instance with the expert after stage 1, -1: none
+  int32_t* used;           // [R] slots in use; one that lost its rows stays used
+  int32_t* order;          // [R, J] instances of a rank in ascending expert id, the used ones
+  int64_t* instance_load;  // [R, J]
+  int64_t* load;           // [R]
+  int32_t* busiest;        // [M]
+  PaperMove* move;         // [M]
+  int64_t* before;         // [M, R] rows that a move finds at the sources before a source
+};
+
+// Stage 1, from the empty plan. Slots fill in order of demand.
+template <class Team>
+TOPOEP_BODY void PlaceRemoteExperts(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+  SetEmpty(team, context, state);
+  team.ForEach(context.ranks, [&](int32_t rank) {
+    memory.used[rank] = 0;
+    memory.load[rank] = 0;
+  });
+  team.Sync();
+  team.ForEach(context.num_domains * context.experts, [&](int32_t i) {
+    const int32_t domain = i / context.experts;
+    const int32_t expert = i % context.experts;
+    memory.holder[i] = -1;
+    if (context.Home(expert) == domain) {
+      memory.holder[i] = expert / context.mains * context.instances + expert % context.mains;
+    }
+    if (!context.Pays(domain, expert)) return;
+    int32_t better = 0;
+    for (int32_t e = 0; e < context.experts; ++e) {
+      const int64_t other = context.demand[context.At(domain, e)];
+      better += context.Pays(domain, e) && (other > context.demand[i] || (other == context.demand[i] && e < expert));
+    }
+    const int32_t size = context.domains.Size(domain);
+    if (better >= size * context.slots) return;
+    const int32_t rank = context.domains.Rank(domain, better % size);
+    state.slot_expert[int64_t{rank} * context.slots + better / size] = expert;
+    memory.holder[i] = rank * context.instances + context.mains + better / size;
+    team.Add(&memory.used[rank], 1);
+  });
+  team.Sync();
+}
+
+// Rows go to the instance in the source's domain, or else evenly to all; the remainder starts at another holder for
+// each source.
+template <class Team>
+TOPOEP_BODY void SplitEvenly(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+  team.ForEach(context.ranks * context.experts, [&](int32_t i) {
+    const int32_t source = i / context.experts;
+    const int32_t expert = i % context.experts;
+    const int32_t rows = context.problem->omega[i];
+    const auto quota = [&](int32_t holder) -> int32_t& {
+      return *state.Quota(context, source, holder / context.instances, holder % context.instances);
+    };
+    const int32_t nearby = memory.holder[context.At(context.DomainOf(source), expert)];
+    const int32_t main = memory.holder[context.At(context.Home(expert), expert)];
+    if (nearby == main || rows == 0) return;  // the empty plan has them there
+    quota(main) = 0;
+    if (nearby >= 0) {
+      quota(nearby) = rows;
+      return;
+    }
+    int32_t count = 0;
+    for (int32_t d = 0; d < context.num_domains; ++d) count += memory.holder[context.At(d, expert)] >= 0;
+    const int32_t base = rows / count;
+    const int32_t remainder = rows % count;
+    for (int32_t d = 0; d < context.num_domains; ++d) {
+      const int32_t holder = memory.holder[context.At(d, expert)];
+      if (holder < 0) continue;
+      int32_t position = 0;  // among the holders by rank
+      for (int32_t other = 0; other < context.num_domains; ++other) {
+        const int32_t rival = memory.holder[context.At(other, expert)];
+        position += rival >= 0 && rival < holder;
+      }
+      const int32_t turn = ((position - source) % count + count) % count;
+      quota(holder) = base + (turn < remainder ? 1 : 0);
+    }
+  });
+  team.Sync();
+}
+
+// Loads, and the order of instances.
+template <class Team>
+TOPOEP_BODY void CountLoads(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+  team.ForEach(context.ranks * context.instances, [&](int32_t i) {
+    const int32_t rank = i / context.instances;
+    const int32_t instance = i % context.instances;
+    int64_t rows = 0;
+    for (int32_t source = 0; source < context.ranks; ++source) rows += *state.Quota(context, source, rank, instance);
+    memory.instance_load[i] = rows;
+    team.Add(&memory.load[rank], rows);
+    const int32_t expert = state.ExpertOf(context, rank, instance);
+    if (expert < 0) return;
+    int32_t lower = 0;
+    for (int32_t j = 0; j < context.instances; ++j) {
+      const int32_t other = state.ExpertOf(context, rank, j);
+      lower += other >= 0 && other < expert;
+    }
+    memory.order[int64_t{rank} * context.instances + lower] = instance;
+  });
+  team.Sync();
+}
+
+// A free slot of `rank` becomes a replica of the expert; returns its instance.
+TOPOEP_BODY inline int32_t PlaceReplica(const Context& context, const PaperMemory& memory, const State& state,
+                                        int32_t rank, int32_t expert) {
+  const int32_t instance = context.mains + memory.used[rank];
+  int32_t* order = memory.order + int64_t{rank} * context.instances;
+  int32_t at = context.mains + memory.used[rank]++;
+  for (; at > 0 && state.ExpertOf(context, rank, order[at - 1]) > expert; --at) order[at] = order[at - 1];
+  order[at] = instance;
+  state.slot_expert[int64_t{rank} * context.slots + instance - context.mains] = expert;
+  return instance;
+}
+
+// Stage 2: in every domain the busiest rank gives rows of one expert to a neighbour, at most half of the gap, until it
+// cannot. Preferred are large moves, then light targets, then targets that hold the expert, then pulls inside the
+// domain, then low rank and expert. Four dependent steps a move.
+template <class Team>
+TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+  const auto target_of = [&](int32_t domain, int32_t i) { return context.domains.Rank(domain, i / context.instances); };
+  const auto instance_of = [&](int32_t domain, int32_t i) {
+    return memory.order[int64_t{memory.busiest[domain]} * context.instances + i % context.instances];
+  };
+  const auto rows_of = [&](int32_t domain, int32_t i) {
+    const int32_t busiest = memory.busiest[domain];
+    const int64_t half = (memory.load[busiest] - memory.load[target_of(domain, i)]) / 2;
+    const int64_t rows = memory.instance_load[int64_t{busiest} * context.instances + instance_of(domain, i)];
+    return rows < half ? rows : half;
+  };
+  const auto key = [&](int32_t domain, int32_t i) {
+    if (i / context.instances >= context.domains.Size(domain)) return kNoKey;
+    const int32_t busiest = memory.busiest[domain];
+    if (i % context.instances >= context.mains + memory.used[busiest]) return kNoKey;
+    const int64_t rows = rows_of(domain, i);
+    if (rows == 0) return kNoKey;
+    const int32_t target = target_of(domain, i);
+    const int32_t expert = state.ExpertOf(context, busiest, instance_of(domain, i));
+    const bool held = state.InstanceOf(context, target, expert) >= 0;
+    if (!held && memory.used[target] == context.slots) return kNoKey;
+    const uint64_t nearness = held ? 2 : context.Home(expert) == domain ? 1 : 0;
+    const uint64_t lightness = static_cast<uint64_t>(kMaxRows - memory.load[target]);
+    // 31, 31 and 2 bits: rows come first. Zero rows do not compete, so that no key is kNoKey.
+    const uint64_t bits = static_cast<uint64_t>(rows) << 33 | lightness << 2 | nearness;
+    return static_cast<int64_t>(bits ^ uint64_t{1} << 63);
+  };
+  const auto decide = [&](int32_t domain, Best best) {
+    PaperMove& move = memory.move[domain];
+    move.rows = 0;
+    if (!best.Found()) return;
+    move.rows = rows_of(domain, best.index);
+    move.from = memory.busiest[domain];
+    move.from_instance = instance_of(domain, best.index);
+    move.to = target_of(domain, best.index);
+    const int32_t expert = state.ExpertOf(context, move.from, move.from_instance);
+    move.to_instance = state.InstanceOf(context, move.to, expert);
+    if (move.to_instance < 0) {
+      move.to_instance = PlaceReplica(context, memory, state, move.to, expert);
+      memory.instance_load[int64_t{move.to} * context.instances + move.to_instance] = 0;
+    }
+    for (const int32_t sign : {-1, 1}) {
+      const int32_t rank = sign < 0 ? move.from : move.to;
+      const int32_t instance = sign < 0 ? move.from_instance : move.to_instance;
+      memory.instance_load[int64_t{rank} * context.instances + instance] += sign * move.rows;
+      memory.load[rank] += sign * move.rows;
+    }
+  };
+  while (true) {
+    team.ArgMaxEach(
+        context.num_domains, context.largest_domain,
+        [&](int32_t domain, int32_t at) {
+          return at < context.domains.Size(domain) ? memory.load[context.domains.Rank(domain, at)] : kNoKey;
+        },
+        [&](int32_t domain, Best best) {
+          memory.busiest[domain] = best.Found() ? context.domains.Rank(domain, best.index) : 0;
+        });
+    team.ArgMaxEach(context.num_domains, context.largest_domain * context.instances, key, decide);
+    bool any = false;
+    for (int32_t d = 0; d < context.num_domains; ++d) any |= memory.move[d].rows > 0;
+    if (!any) return;
+    team.ScanEach(
+        context.num_domains, context.ranks,
+        [&](int32_t domain, int32_t source) {
+          const PaperMove& move = memory.move[domain];
+          return move.rows == 0 ? int64_t{0} : *state.Quota(context, source, move.from, move.from_instance);
+        },
+        memory.before);
+    // The rows of the sources in ascending order, until the move has what it wants.
+    team.ForEach(context.num_domains * context.ranks, [&](int32_t i) {
+      const PaperMove& move = memory.move[i / context.ranks];
+      const int64_t wanted = move.rows - memory.before[i];
+      if (wanted <= 0) return;
+      int32_t* from = state.Quota(context, i % context.ranks, move.from, move.from_instance);
+      const int32_t taken = wanted < *from ? static_cast<int32_t>(wanted) : *from;
+      *from -= taken;
+      *state.Quota(context, i % context.ranks, move.to, move.to_instance) += taken;
+    });
+    team.Sync();
+  }
+}
+
+// Writes slots (in order of placement) and quotas. Demand must be valid and Prepare() done.
+template <class Team>
+TOPOEP_BODY void PaperPlan(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+  PlaceRemoteExperts(team, context, memory, state);
+  SplitEvenly(team, context, memory, state);
+  CountLoads(team, context, memory, state);
+  ShedHalfGaps(team, context, memory, state);
+}
 
 }  // namespace topoep
 

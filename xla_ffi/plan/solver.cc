@@ -1,61 +1,43 @@
 #include "xla_ffi/plan/solver.h"
 
-#include <algorithm>
+#include <cstddef>
 #include <cstdint>
-#include <vector>
+#include <memory>
 
-#include "xla_ffi/plan/dedup.h"
-#include "xla_ffi/plan/finish.h"
-#include "xla_ffi/plan/paper.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/solve.h"
+#include "xla_ffi/team/thread_team.h"
 
 namespace topoep {
 namespace {
 
-bool DemandIsValid(const Problem& problem) {
-  const int64_t size = int64_t{problem.num_ranks} * problem.num_experts;
-  int64_t total = 0;
-  for (int64_t i = 0; i < size; ++i) {
-    if (problem.omega[i] < 0) return false;
-    total += problem.omega[i];
-    if (total > kMaxRows) return false;
+template <class Team>
+void SolveOn(Team& team, const Problem& problem, const Workspace& work, const Plan& plan) {
+  const Memory memory = work.MemoryOf(0);
+  Begin(team, problem, work);
+  team.Sync();
+  for (int32_t run = 0; run < work.NumRuns(); ++run) {
+    RunEntry(team, problem, work, memory, run);
+    team.Sync();
   }
-  return true;
-}
-
-bool TokensAreValid(const Problem& problem) {
-  if (!problem.cost.dedup) return true;
-  std::vector<int64_t> counts(problem.num_experts);
-  return TokensMatchDemand(problem, counts.data());
-}
-
-void Refuse(const Problem& problem, const Plan& plan) {
-  std::fill_n(plan.slot_expert, int64_t{problem.num_ranks} * problem.num_slots, -1);
-  std::fill_n(plan.quota, problem.NumQuotas(), 0);
-  std::fill_n(plan.rank_load, problem.num_ranks, 0);
-  std::fill_n(plan.predicted_ps, 2, 0);
-  *plan.status = kBadInput | kEmpty;
+  Conclude(team, problem, work, memory, plan);
 }
 
 }  // namespace
 
 void Solve(const Problem& problem, const Plan& plan) {
-  if (!DemandIsValid(problem) || !TokensAreValid(problem)) {
-    Refuse(problem, plan);
-    return;
+  const DomainTable domains(problem);
+  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, false, arena); };
+  Arena measure;
+  lay_out(measure);
+  const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);
+  Arena arena(bytes.get());
+  const Workspace work = lay_out(arena);
+  if (problem.num_threads == 1) {
+    SerialTeam team;
+    SolveOn(team, problem, work, plan);
+  } else {
+    RunThreads(problem.num_threads, [&](ThreadTeam& team) { SolveOn(team, problem, work, plan); });
   }
-  switch (problem.planner) {
-    case Planner::kNone:
-      EmptyPlan(problem, plan);
-      break;
-    case Planner::kTopoepPaper:
-      PaperPlan(problem, plan);
-      break;
-    case Planner::kTopoep:
-      TopoepPlan(problem, *problem.effort, problem.num_threads, plan);
-      break;
-  }
-  Finish(problem, plan);
 }
 
 }  // namespace topoep

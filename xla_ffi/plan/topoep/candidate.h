@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/fill.h"
 #include "xla_ffi/plan/topoep/improve.h"
@@ -15,17 +17,39 @@
 
 namespace topoep {
 
-// A plan that competes: candidate after its first, second or (if the cap asks for it) third phase.
+// A plan that competes: a candidate after its first, second or (if the cap asks for it) third phase, or the paper's.
 struct Entry {
-  int64_t cost;
+  Worth worth;
   int64_t inter_rows;
-  int64_t aligned;
   int32_t exists;
 };
 inline constexpr int32_t kPhases = 3;
 
+// The plans that compete. Each is kept where memory allows, or else the one chosen is made again.
+struct Entries {
+  Entries(const Context& context, int32_t num_candidates, bool keep, Arena& arena)
+      : count(num_candidates * kPhases + 1),
+        entry(arena.Take<Entry>(count)),
+        choice(arena.Take<int32_t>(1)),
+        kept_slots(keep ? arena.Take<int32_t>(int64_t{count} * context.ranks * context.slots) : nullptr),
+        kept_quotas(keep ? arena.Take<int32_t>(count * context.problem->NumQuotas()) : nullptr) {}
+
+  TOPOEP_BODY bool Keeps() const { return kept_quotas != nullptr; }
+  TOPOEP_BODY int32_t Paper() const { return count - 1; }
+  TOPOEP_BODY State Kept(const Context& context, int32_t at) const {
+    return {kept_slots + int64_t{at} * context.ranks * context.slots, kept_quotas + at * context.problem->NumQuotas()};
+  }
+
+  int32_t count;  // three for each candidate, of which 0 is the empty plan, then the paper's
+  Entry* entry;
+  int32_t* choice;       // [1]
+  int32_t* kept_slots;   // [count, R, N]
+  int32_t* kept_quotas;  // [count, R, R, J]
+};
+
+// What one candidate works with; candidates that run side by side have one each.
 struct Memory {
-  Memory(const Context& context, int32_t num_entries, Arena& arena)
+  TOPOEP_BODY Memory(const Context& context, Arena& arena)
       : state(context, arena),
         spare_state(context, arena),
         best_state(context, arena),
@@ -34,8 +58,7 @@ struct Memory {
         jobs(context, arena),
         spread(context, arena),
         improve(context, arena),
-        entries(arena.Take<Entry>(num_entries)),
-        choice(arena.Take<int32_t>(1)) {}
+        sort(*context.problem, arena) {}
 
   State state;
   State spare_state;
@@ -45,8 +68,7 @@ struct Memory {
   Jobs jobs;
   SpreadMemory spread;
   ImproveMemory improve;
-  Entry* entries;  // [num_candidates x kPhases + 1], the paper's plan last
-  int32_t* choice;
+  SortMemory sort;
 };
 
 template <class Team>
@@ -66,67 +88,76 @@ TOPOEP_BODY void Build(Team& team, const Context& context, const Effort& effort,
   if (candidate.spread >= 0) Spread(team, context, candidate.spread, memory.spread, memory.jobs, memory.state);
 }
 
-// Scores the plan in the state as entry `at`.
+// Scores the plan in the state as entry `at`, and keeps it where plans are kept.
 template <class Team>
-TOPOEP_BODY void Record(Team& team, Improver<Team>& improver, const Memory& memory, int32_t at) {
+TOPOEP_BODY void Record(Team& team, const Context& context, Improver<Team>& improver, const State& state,
+                        const Entries& entries, int32_t at) {
   const int64_t cost = improver.PredictedPs();
-  team.Single([&] { memory.entries[at] = Entry{cost, improver.Now().TotalInter(), improver.Now().Aligned(), 1}; });
+  team.Single([&] { entries.entry[at] = Entry{{cost, improver.Now().Aligned()}, improver.Now().TotalInter(), 1}; });
+  if (!entries.Keeps()) return;
+  team.Sync();
+  CopyState(team, context, state, entries.Kept(context, at));
 }
 
-// Builds a candidate and runs its phases up to `last`; writes their entries if `record`.
+// Builds a candidate and runs its phases up to `last`; records each if `entries` is given.
 template <class Team>
 TOPOEP_BODY void RunCandidate(Team& team, const Context& context, const Effort& effort, int32_t index, int32_t last,
-                              bool record, const Memory& memory) {
+                              const Memory& memory, const Entries* entries) {
   const Problem& problem = *context.problem;
+  const int32_t first = index * kPhases;
   Build(team, context, effort, effort.candidates[index], memory);
   Improver<Team> improver(team, context, memory.improve, memory.state);
   improver.Start();
   improver.Run(Target::kThrifty, effort.thrifty, effort.num_thrifty);
-  if (record) Record(team, improver, memory, index * kPhases);
+  if (entries != nullptr) Record(team, context, improver, memory.state, *entries, first);
   if (last == 0) return;
   improver.Run(Target::kEager, effort.eager, effort.num_eager);
-  if (record) Record(team, improver, memory, index * kPhases + 1);
+  if (entries != nullptr) Record(team, context, improver, memory.state, *entries, first + 1);
   const bool over = problem.cap_rows != kNoCap && improver.Now().Aligned() > problem.cap_rows;
-  if (record) team.Single([&] { memory.entries[index * kPhases + 2].exists = 0; });
+  if (entries != nullptr) team.Single([&] { entries->entry[first + 2].exists = 0; });
   if (last == 1 || !over) return;
   constexpr int32_t kLevelRounds[8] = {};  // all of kind kLoad
   improver.Run(Target::kLevel, kLevelRounds, 8);
-  if (record) Record(team, improver, memory, index * kPhases + 2);
+  if (entries != nullptr) Record(team, context, improver, memory.state, *entries, first + 2);
 }
 
 TOPOEP_BODY inline bool Fits(const Problem& problem, const Entry& entry) {
-  return entry.exists && (problem.cap_rows == kNoCap || entry.aligned <= problem.cap_rows);
+  return entry.exists && entry.worth.MeetsCap(problem);
 }
 
 // The entry that wins: the cheapest within the cap; among plans within 1/128 of it the one with the least traffic
 // across domains, as long as neither the empty plan nor the paper's is cheaper than that.
-TOPOEP_BODY inline int32_t Choose(const Problem& problem, const Entry* entries, int32_t num_entries, int32_t paper) {
+TOPOEP_BODY inline int32_t Choose(const Problem& problem, const Entries& all) {
+  const Entry* entries = all.entry;
+  const int32_t num_entries = all.count;
   const auto fits = [&](int32_t i) { return Fits(problem, entries[i]); };
   int32_t best = -1;
   for (int32_t i = 0; i < num_entries; ++i) {
-    if (fits(i) && (best < 0 || entries[i].cost < entries[best].cost)) best = i;
+    if (fits(i) && (best < 0 || entries[i].worth.cost < entries[best].worth.cost)) best = i;
   }
   if (best < 0) {  // nothing meets the cap: the plan that comes nearest
     for (int32_t i = 0; i < num_entries; ++i) {
       if (!entries[i].exists) continue;
-      const bool nearer = best < 0 || entries[i].aligned < entries[best].aligned ||
-                          (entries[i].aligned == entries[best].aligned && entries[i].cost < entries[best].cost);
+      const bool nearer =
+          best < 0 || entries[i].worth.aligned < entries[best].worth.aligned ||
+          (entries[i].worth.aligned == entries[best].worth.aligned && entries[i].worth.cost < entries[best].worth.cost);
       if (nearer) best = i;
     }
     return best;
   }
-  int64_t limit = entries[best].cost + entries[best].cost / 128;
-  for (const int32_t other : {0, paper}) {
-    if (fits(other) && entries[other].cost < limit) limit = entries[other].cost;
+  int64_t limit = entries[best].worth.cost + entries[best].worth.cost / 128;
+  for (const int32_t other : {0, all.Paper()}) {
+    if (fits(other) && entries[other].worth.cost < limit) limit = entries[other].worth.cost;
   }
-  if (fits(0) && entries[best].cost == entries[0].cost) return 0;
+  if (fits(0) && entries[best].worth.cost == entries[0].worth.cost) return 0;
   int32_t chosen = best;
   for (int32_t i = 0; i < num_entries; ++i) {
-    if (!fits(i) || entries[i].cost > limit) continue;
+    if (!fits(i) || entries[i].worth.cost > limit) continue;
     const Entry& a = entries[i];
     const Entry& b = entries[chosen];
-    const bool better = a.inter_rows < b.inter_rows ||
-                        (a.inter_rows == b.inter_rows && (a.cost < b.cost || (a.cost == b.cost && i < chosen)));
+    const bool better =
+        a.inter_rows < b.inter_rows ||
+        (a.inter_rows == b.inter_rows && (a.worth.cost < b.worth.cost || (a.worth.cost == b.worth.cost && i < chosen)));
     if (better) chosen = i;
   }
   return chosen;
@@ -137,8 +168,8 @@ TOPOEP_BODY inline int32_t NextCheapest(const Problem& problem, const Entry* ent
                                         int64_t last) {
   int32_t best = -1;
   for (int32_t i = 0; i < num_entries; ++i) {
-    if (!Fits(problem, entries[i]) || entries[i].cost <= last) continue;
-    if (best < 0 || entries[i].cost < entries[best].cost) best = i;
+    if (!Fits(problem, entries[i]) || entries[i].worth.cost <= last) continue;
+    if (best < 0 || entries[i].worth.cost < entries[best].worth.cost) best = i;
   }
   return best;
 }

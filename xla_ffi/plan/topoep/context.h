@@ -4,30 +4,15 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 
-#include <cstddef>
 #include <cstdint>
-#include <deque>
-#include <vector>
 
+#include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/plan.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
-
-// Memory of the stages on the host; lives as long as the search.
-class Arena {
- public:
-  template <class T>
-  T* Take(int64_t count) {
-    blocks_.emplace_back((count * sizeof(T) + sizeof(std::max_align_t) - 1) / sizeof(std::max_align_t) + 1);
-    return reinterpret_cast<T*>(blocks_.back().data());
-  }
-
- private:
-  std::deque<std::vector<std::max_align_t>> blocks_;
-};
 
 struct Context {
   Context(const Problem& problem_in, Domains domains_in, Arena& arena)
@@ -39,7 +24,7 @@ struct Context {
         mains(problem_in.MainsPerRank()),
         instances(problem_in.InstancesPerRank()),
         num_domains(problem_in.num_domains),
-        sums(arena.Take<int64_t>(2)),
+        sums(arena.Take<int64_t>(3)),
         demand(arena.Take<int64_t>(int64_t{num_domains} * experts)),
         key(arena.Take<int64_t>(int64_t{num_domains} * experts)),
         total(arena.Take<int64_t>(experts)),
@@ -88,7 +73,7 @@ struct Context {
   int32_t num_domains;  // M
   int32_t largest_domain = 0;
   int64_t all_speeds = 0;
-  int64_t* sums;    // [2] rows of all ranks; inbound rows of all ranks
+  int64_t* sums;    // [3] rows of all ranks; inbound rows of all ranks; entries of the demand that are negative
   int64_t* demand;  // [M, E]
   int64_t* key;     // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them
   int64_t* total;   // [E]
@@ -135,12 +120,15 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     context.key[i] = problem.cost.dedup ? 0 : rows;
     context.ranked[i] = -1;
   });
-  team.ForEach(2, [&](int32_t i) { context.sums[i] = 0; });
+  team.ForEach(3, [&](int32_t i) { context.sums[i] = 0; });
   team.Sync();
   if (problem.cost.dedup) {
     CountSaved(team, context);
     team.Sync();
   }
+  team.ForEach(context.ranks * context.experts, [&](int32_t i) {
+    if (problem.omega[i] < 0) team.Add(&context.sums[2], int64_t{1});
+  });
   team.ForEach(context.experts, [&](int32_t expert) {
     int64_t rows = 0;
     for (int32_t d = 0; d < context.num_domains; ++d) rows += context.demand[context.At(d, expert)];
@@ -195,7 +183,8 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
 
 // The plan under construction of one candidate.
 struct State {
-  State(const Context& context, Arena& arena)
+  TOPOEP_BODY State(int32_t* slot_expert_in, int32_t* quota_in) : slot_expert(slot_expert_in), quota(quota_in) {}
+  TOPOEP_BODY State(const Context& context, Arena& arena)
       : slot_expert(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
         quota(arena.Take<int32_t>(context.problem->NumQuotas())) {}
 
@@ -240,16 +229,13 @@ TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state
   });
 }
 
-// Drops replicas that execute nothing.
+// Ends with a barrier.
 template <class Team>
-TOPOEP_BODY void FreeIdleSlots(Team& team, const Context& context, const State& state) {
-  team.ForEach(context.ranks * context.slots, [&](int32_t i) {
-    const int32_t rank = i / context.slots;
-    const int32_t instance = context.mains + i % context.slots;
-    for (int32_t source = 0; source < context.ranks; ++source) {
-      if (*state.Quota(context, source, rank, instance) != 0) return;
-    }
-    state.slot_expert[i] = -1;
+TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from, const State& to) {
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) { to.slot_expert[i] = from.slot_expert[i]; });
+  team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
+    const int64_t row = int64_t{i} * context.instances;
+    for (int32_t j = 0; j < context.instances; ++j) to.quota[row + j] = from.quota[row + j];
   });
   team.Sync();
 }

@@ -1,36 +1,56 @@
 #include "xla_ffi/plan/topoep/depth.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <cstdint>
+#include <memory>
+#include <vector>
 
 #include "xla_ffi/plan/domains.h"
-#include "xla_ffi/plan/topoep/candidate.h"
-#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/solve.h"
 
 namespace topoep {
 namespace {
 
-// After the longest candidate: its entries are seen, one is chosen, and its plan is copied.
-constexpr int64_t kChoiceSteps = 3;
+constexpr int64_t kKernelBoundaries = 2;
 
 }  // namespace
 
-Steps PlanDepth(const Problem& problem, const Effort& effort, int32_t threads) {
-  Arena arena;
+Depth PlanDepth(const Problem& problem, int32_t threads) {
   const DomainTable domains(problem);
-  const Context context(problem, domains.View(), arena);
-  const Memory memory(context, effort.num_candidates * kPhases + 1, arena);
-  CountingTeam prepare(threads);
-  Prepare(prepare, context);
+  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, true, arena); };
+  Arena measure;
+  lay_out(measure);
+  const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);
+  Arena arena(bytes.get());
+  const Workspace work = lay_out(arena);
+  const Memory memory = work.MemoryOf(0);
+  std::vector<int32_t> slot_expert(int64_t{problem.num_ranks} * problem.num_slots);
+  std::vector<int32_t> quota(problem.NumQuotas());
+  std::vector<int32_t> others(problem.num_ranks + 3);
+  const Plan plan{slot_expert.data(), quota.data(), others.data(), others.data() + problem.num_ranks,
+                  others.data() + problem.num_ranks + 2};
+
+  CountingTeam begin(threads);
+  Begin(begin, problem, work);
+  Depth depth{};
   Steps longest;
-  for (int32_t i = 0; i < effort.num_candidates; ++i) {
+  for (int32_t run = 0; run < work.NumRuns(); ++run) {
     CountingTeam team(threads);
-    RunCandidate(team, context, effort, i, kPhases - 1, true, memory);
-    longest.steps = std::max(longest.steps, team.Counted().steps);
-    longest.items = std::max(longest.items, team.Counted().items);
+    RunEntry(team, problem, work, memory, run);
+    const Steps counted = team.Counted();
+    if (run == work.NumCandidates()) {
+      depth.paper = counted;
+    } else {
+      longest.steps = std::max(longest.steps, counted.steps);
+      longest.items = std::max(longest.items, counted.items);
+    }
   }
-  const Steps shared = prepare.Counted();
-  return {shared.steps + longest.steps + kChoiceSteps, std::max(shared.items, longest.items)};
+  CountingTeam conclude(threads);
+  Conclude(conclude, problem, work, memory, plan);
+  depth.path.steps = begin.Counted().steps + longest.steps + conclude.Counted().steps + kKernelBoundaries;
+  depth.path.items = std::max({begin.Counted().items, longest.items, conclude.Counted().items});
+  return depth;
 }
 
 }  // namespace topoep

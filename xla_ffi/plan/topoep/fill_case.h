@@ -18,7 +18,7 @@ TOPOEP_BODY inline int64_t VariantPermille(int32_t variant) { return variant < 2
 
 // Working memory: everything for each (domain, variant), a "case"; ranks are positions in their domain.
 struct FillMemory {
-  FillMemory(const Context& context, Arena& arena)
+  TOPOEP_BODY FillMemory(const Context& context, Arena& arena)
       : cases(context.num_domains * kVariants),
         ranks(context.largest_domain),
         slots(ranks * context.slots),

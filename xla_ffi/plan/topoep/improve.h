@@ -19,7 +19,7 @@ struct Request {
 };
 
 struct ImproveMemory {
-  ImproveMemory(const Context& context, Arena& arena)
+  TOPOEP_BODY ImproveMemory(const Context& context, Arena& arena)
       : measures{Measure(context, arena), Measure(context, arena), Measure(context, arena)},
         holders(context, arena),
         request(arena.Take<Request>(context.ranks)),

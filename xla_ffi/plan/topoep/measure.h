@@ -13,7 +13,7 @@ namespace topoep {
 // The slots that hold each expert when improvement starts, as lists in ascending order. Slots freed later stay in them,
 // without rows.
 struct Holders {
-  Holders(const Context& context, Arena& arena)
+  TOPOEP_BODY Holders(const Context& context, Arena& arena)
       : first(arena.Take<int32_t>(context.experts)),
         next(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
         expert(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)) {}
@@ -44,7 +44,7 @@ TOPOEP_BODY void ListHolders(Team& team, const Context& context, const State& st
 }
 
 struct Measure {
-  Measure(const Context& context, Arena& arena)
+  TOPOEP_BODY Measure(const Context& context, Arena& arena)
       : num_words(context.ranks * (context.instances * (1 + context.num_domains) + 5) + 2),
         words(arena.Take<int64_t>(num_words)),
         best(arena.Take<Best>(kNumBests)),

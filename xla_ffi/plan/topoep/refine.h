@@ -5,26 +5,12 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/improve.h"
 #include "xla_ffi/plan/topoep/search.h"
 
 namespace topoep {
-
-struct Score {
-  int64_t cost;
-  bool fits;  // meets the cap
-};
-
-template <class Team>
-TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from, const State& to) {
-  team.ForEach(context.ranks * context.slots, [&](int32_t i) { to.slot_expert[i] = from.slot_expert[i]; });
-  team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
-    const int64_t row = int64_t{i} * context.instances;
-    for (int32_t j = 0; j < context.instances; ++j) to.quota[row + j] = from.quota[row + j];
-  });
-  team.Sync();
-}
 
 // Change c of slot c / (E + 1): its rows go back to the main, and it holds expert c % (E + 1) - 1, or nothing.
 TOPOEP_BODY inline bool IsChange(const Context& context, const State& state, int32_t change) {
@@ -54,9 +40,9 @@ TOPOEP_BODY inline bool CanRefine(const Context& context, const Effort& effort) 
   return int64_t{context.ranks} * context.slots * (context.experts + 1) <= effort.refine_changes;
 }
 
-// Improves the plan in `state`, whose cost and aligned rows it returns; `best` is working memory of the same size.
+// Improves the plan in `state`, whose worth it returns; `best` is working memory of the same size.
 template <class Team>
-TOPOEP_BODY Score Refine(Team& team, const Context& context, const Effort& effort, const ImproveMemory& memory,
+TOPOEP_BODY Worth Refine(Team& team, const Context& context, const Effort& effort, const ImproveMemory& memory,
                          const State& best, const State& state) {
   const Problem& problem = *context.problem;
   const auto run = [&](int32_t change) {
@@ -65,21 +51,21 @@ TOPOEP_BODY Score Refine(Team& team, const Context& context, const Effort& effor
     improver.Start();
     if (change >= 0) improver.Run(Target::kEager, effort.eager, effort.num_eager);
     const int64_t aligned = improver.Now().Aligned();
-    const Score score{improver.PredictedPs(), problem.cap_rows == kNoCap || aligned <= problem.cap_rows};
+    const Worth worth{improver.PredictedPs(), aligned};
     team.Sync();
-    return score;
+    return worth;
   };
-  Score score = run(-1);
-  if (!score.fits) return score;
+  Worth worth = run(-1);
+  if (!worth.MeetsCap(problem)) return worth;
   const int32_t changes = context.ranks * context.slots * (context.experts + 1);
   for (int32_t wave = 0; wave < effort.refine_waves; ++wave) {
     CopyState(team, context, state, best);
     int32_t chosen = -1;
     for (int32_t change = 0; change < changes; ++change) {
       if (!IsChange(context, best, change)) continue;
-      const Score changed = run(change);
-      if (changed.fits && changed.cost < score.cost) {
-        score = changed;
+      const Worth changed = run(change);
+      if (changed.MeetsCap(problem) && changed.cost < worth.cost) {
+        worth = changed;
         chosen = change;
       }
       CopyState(team, context, best, state);
@@ -87,7 +73,7 @@ TOPOEP_BODY Score Refine(Team& team, const Context& context, const Effort& effor
     if (chosen < 0) break;
     run(chosen);
   }
-  return score;
+  return worth;
 }
 
 }  // namespace topoep

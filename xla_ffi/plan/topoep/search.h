@@ -1,5 +1,6 @@
 // The planner `topoep`: builds a plan for each of a few dozen candidates, scores each exactly, keeps the best. Every
-// stage is a body for any team (team.h); topoep_jax/plan/topoep/ is the same algorithm in NumPy, bit for bit.
+// stage is a body for any team (team.h), solve.h runs them; topoep_jax/plan/topoep/ is the same algorithm in NumPy, bit
+// for bit. Here is what it can be asked to try.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
@@ -37,10 +38,6 @@ struct Effort {
   int32_t refine_starts;
   int32_t refine_waves;
 };
-
-// Writes slot_expert and quota of the best plan; Finish() makes them final. Demand must be valid. `threads` lanes share
-// the work of each candidate; 1 runs on the calling thread alone. The plan does not depend on it.
-void TopoepPlan(const Problem& problem, const Effort& effort, int32_t threads, const Plan& plan);
 
 }  // namespace topoep
 

@@ -11,7 +11,7 @@
 namespace topoep {
 
 struct Selection {
-  Selection(const Context& context, Arena& arena)
+  TOPOEP_BODY Selection(const Context& context, Arena& arena)
       : width(context.largest_domain * context.slots),
         selected(arena.Take<int32_t>(int64_t{context.num_domains} * width)),
         count(arena.Take<int32_t>(context.num_domains)),

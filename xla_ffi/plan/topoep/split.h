@@ -13,7 +13,7 @@ namespace topoep {
 
 // What is to be apportioned: weight [jobs, R] rows of each source, part [jobs, width] rows of each taker; equal sums.
 struct Jobs {
-  Jobs(const Context& context, Arena& arena)
+  TOPOEP_BODY Jobs(const Context& context, Arena& arena)
       : most(context.ranks * context.slots),
         width(context.ranks + 1),
         length(width + 1),

@@ -13,7 +13,7 @@
 namespace topoep {
 
 struct SpreadMemory {
-  SpreadMemory(const Context& context, Arena& arena)
+  TOPOEP_BODY SpreadMemory(const Context& context, Arena& arena)
       : rows(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
         spill(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
         load(arena.Take<int64_t>(context.ranks)),

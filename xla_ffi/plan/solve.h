@@ -1,0 +1,185 @@
+// One planning problem from demand to plan, in three bodies for any team: Begin() on one team, RunEntry() for each
+// entry on any number of teams side by side, Conclude() on one team. The host runs all three on one team, a device as
+// three kernels with a block for each entry.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_SOLVE_H_
+#define TOPOEP_XLA_FFI_PLAN_SOLVE_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/dedup.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/finish.h"
+#include "xla_ffi/plan/paper.h"
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/topoep/candidate.h"
+#include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/refine.h"
+#include "xla_ffi/plan/topoep/search.h"
+
+namespace topoep {
+
+// Where everything lies. It is made on the host, for memory of the host or of a device, and holds no pointer into
+// itself, so that it can be copied there; then `context.problem`, `context.domains` and the pointers of `effort` must
+// be set to what the device sees.
+struct Workspace {
+  // `teams` entries run side by side; `keep` keeps the plan of each. Reads the problem's tables.
+  Workspace(const Problem& problem, const Domains& domains, int32_t teams, bool keep, Arena& arena)
+      : effort(problem.planner == Planner::kTopoep ? *problem.effort : Effort{}),
+        context(problem, domains, arena),
+        entries(context, NumCandidates(), keep, arena),
+        paper(context, arena),
+        counts(arena.Take<int64_t>(problem.cost.dedup ? int64_t{problem.num_ranks} * problem.num_experts : 0)),
+        bad_tokens(arena.Take<int32_t>(1)) {
+    Arena measure;
+    const Memory unused(context, measure);
+    memory_bytes = measure.Used();
+    memories = arena.Take<char>(teams * memory_bytes);
+  }
+
+  // Every planner scores the empty plan.
+  TOPOEP_BODY int32_t NumCandidates() const { return effort.num_candidates > 0 ? effort.num_candidates : 1; }
+  TOPOEP_BODY bool RunsPaper() const {
+    return context.problem->planner == Planner::kTopoepPaper ||
+           (context.problem->planner == Planner::kTopoep && effort.paper);
+  }
+  // Entries that RunEntry() takes.
+  TOPOEP_BODY int32_t NumRuns() const { return NumCandidates() + (RunsPaper() ? 1 : 0); }
+  // Valid after Begin().
+  TOPOEP_BODY bool Refuses() const { return *bad_tokens != 0 || context.sums[2] != 0 || context.sums[0] > kMaxRows; }
+  TOPOEP_BODY Memory MemoryOf(int32_t team) const {
+    Arena arena(memories + team * memory_bytes);
+    return Memory(context, arena);
+  }
+
+  Effort effort;  // no candidate where the planner is not topoep
+  Context context;
+  Entries entries;
+  PaperMemory paper;
+  int64_t* counts;      // [R, E] experts among a source's tokens
+  int32_t* bad_tokens;  // [1]
+  int64_t memory_bytes;
+  char* memories;  // [teams, memory_bytes]
+};
+
+// Checks the demand, and prepares what all entries read.
+template <class Team>
+TOPOEP_BODY void Begin(Team& team, const Problem& problem, const Workspace& work) {
+  team.Single([&] { *work.bad_tokens = 0; });
+  if (problem.cost.dedup) {
+    team.Sync();
+    CheckTokens(team, problem, work.counts, work.bad_tokens);
+    team.Sync();
+    if (*work.bad_tokens != 0) return;
+  }
+  Prepare(team, work.context);
+}
+
+// The empty plan as entry 0, for planners that do not search.
+template <class Team>
+TOPOEP_BODY void RunEmpty(Team& team, const Workspace& work, const Memory& memory) {
+  SetEmpty(team, work.context, memory.state);
+  Improver<Team> improver(team, work.context, memory.improve, memory.state);
+  improver.Start();
+  Record(team, work.context, improver, memory.state, work.entries, 0);
+}
+
+// The paper's plan in the state. Ties in what follows go by slot.
+template <class Team>
+TOPOEP_BODY void MakePaperPlan(Team& team, const Workspace& work, const Memory& memory) {
+  PaperPlan(team, work.context, work.paper, memory.spare_state);
+  SortSlots(team, *work.context.problem, memory.spare_state.slot_expert, memory.spare_state.quota, memory.sort,
+            memory.state.slot_expert, memory.state.quota);
+}
+
+// Makes and scores the plans of entry `run`, 0..NumRuns()-1. Begin() must have ended on every team.
+template <class Team>
+TOPOEP_BODY void RunEntry(Team& team, const Problem& problem, const Workspace& work, const Memory& memory,
+                          int32_t run) {
+  if (work.Refuses()) return;
+  const Entries& entries = work.entries;
+  if (run == work.NumCandidates()) {
+    MakePaperPlan(team, work, memory);
+    Improver<Team> improver(team, work.context, memory.improve, memory.state);
+    improver.Start();
+    Record(team, work.context, improver, memory.state, entries, entries.Paper());
+  } else if (problem.planner == Planner::kTopoep) {
+    RunCandidate(team, work.context, work.effort, run, kPhases - 1, memory, &entries);
+  } else {
+    RunEmpty(team, work, memory);
+  }
+}
+
+// Where the plan of entry `at` lies: kept, or made again in `memory`. Ends with a barrier.
+template <class Team>
+TOPOEP_BODY State Restore(Team& team, const Workspace& work, const Memory& memory, int32_t at) {
+  if (work.entries.Keeps()) return work.entries.Kept(work.context, at);
+  if (at == work.entries.Paper()) {
+    MakePaperPlan(team, work, memory);
+  } else if (work.context.problem->planner == Planner::kTopoep) {
+    RunCandidate(team, work.context, work.effort, at / kPhases, at % kPhases, memory, nullptr);
+  } else {
+    SetEmpty(team, work.context, memory.state);
+  }
+  team.Sync();
+  return memory.state;
+}
+
+// Refines the plan of entry `choice`, and the cheapest ones, into memory.state; returns what the best is worth.
+template <class Team>
+TOPOEP_BODY Worth RefineBest(Team& team, const Workspace& work, const Memory& memory, int32_t choice) {
+  const Context& context = work.context;
+  const Entries& entries = work.entries;
+  const auto refine = [&](int32_t entry) {
+    const State state = Restore(team, work, memory, entry);
+    if (state.quota != memory.state.quota) CopyState(team, context, state, memory.state);
+    return Refine(team, context, work.effort, memory.improve, memory.spare_state, memory.state);
+  };
+  Worth best = refine(choice);
+  int64_t last = -1;
+  for (int32_t start = 0; best.MeetsCap(*context.problem) && start < work.effort.refine_starts; ++start) {
+    const int32_t entry = NextCheapest(*context.problem, entries.entry, entries.count, last);
+    if (entry < 0) break;
+    last = entries.entry[entry].worth.cost;
+    CopyState(team, context, memory.state, memory.best_state);
+    const Worth worth = refine(entry);
+    if (worth.MeetsCap(*context.problem) && worth.cost < best.cost) {
+      best = worth;
+    } else {
+      CopyState(team, context, memory.best_state, memory.state);
+    }
+  }
+  return best;
+}
+
+// Chooses among the entries and writes the plan. RunEntry() must have ended for every entry.
+template <class Team>
+TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& work, const Memory& memory,
+                          const Plan& plan) {
+  if (work.Refuses()) {
+    Refuse(team, problem, plan);
+    return;
+  }
+  const Entries& entries = work.entries;
+  team.Single([&] {
+    if (!work.RunsPaper()) entries.entry[entries.Paper()].exists = 0;
+    *entries.choice = problem.planner == Planner::kNone          ? 0
+                      : problem.planner == Planner::kTopoepPaper ? entries.Paper()
+                                                                 : Choose(problem, entries);
+  });
+  team.Sync();
+  const int32_t choice = *entries.choice;
+  Worth worth = entries.entry[choice].worth;
+  State state = memory.state;
+  if (problem.planner == Planner::kTopoep && CanRefine(work.context, work.effort)) {
+    worth = RefineBest(team, work, memory, choice);
+  } else {
+    state = Restore(team, work, memory, choice);
+  }
+  Finish(team, problem, state.slot_expert, state.quota, worth, entries.entry[0].worth, memory.sort, plan);
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_SOLVE_H_
