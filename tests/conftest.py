@@ -3,6 +3,7 @@
 Tests take submeshes of 1, 2, 8 or 32 devices. The environment is set before JAX is imported, since it reads it once.
 """
 
+import ctypes
 import os
 
 os.environ["JAX_PLATFORMS"] = "cpu"
@@ -10,6 +11,7 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_p
 
 import hypothesis
 import jax
+import pytest
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -21,3 +23,35 @@ jax.config.update("jax_enable_compilation_cache", False)
 # The same examples on every run and machine; a slow machine is no failure.
 hypothesis.settings.register_profile("repeatable", derandomize=True, deadline=None, database=None)
 hypothesis.settings.load_profile("repeatable")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption("--require-cuda", action="store_true", help="where a CUDA package is missing, fail")
+
+
+@pytest.fixture(scope="session")
+def cuda_library(request: pytest.FixtureRequest) -> ctypes.CDLL:
+    """libtopoep_cuda.so, built if need be, with its targets registered."""
+    from topoep_jax import _cuda
+
+    try:
+        return _cuda.load()
+    except ImportError as error:
+        return give_up(request, error)
+
+
+@pytest.fixture(scope="session")
+def aot(request: pytest.FixtureRequest, cuda_library: ctypes.CDLL):
+    """Compiles programs for GPUs ahead of time: a tests.aot.Compiler."""
+    from tests.aot import Compiler
+
+    try:
+        return Compiler()
+    except ImportError as error:
+        return give_up(request, error)
+
+
+def give_up(request: pytest.FixtureRequest, error: ImportError):
+    if request.config.getoption("--require-cuda"):
+        pytest.fail(str(error))
+    pytest.skip(str(error))
