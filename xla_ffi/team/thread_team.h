@@ -3,9 +3,8 @@
 #ifndef TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
 #define TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
 
-#include <condition_variable>
+#include <atomic>
 #include <cstdint>
-#include <mutex>
 #include <thread>
 #include <vector>
 
@@ -21,31 +20,31 @@ class ThreadTeamState {
   int32_t size() const { return size_; }
   std::vector<Best>& bests() { return bests_; }
 
+  // Orders what lanes wrote before with what they read after, and nothing else: a lock or a condition variable would
+  // also order lanes that leave one barrier with those that have come to the next, and hide a missing barrier from a
+  // sanitizer.
   void Wait() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    const int64_t turn = turn_;
-    if (++arrived_ == size_) {
-      arrived_ = 0;
-      ++turn_;
-      all_here_.notify_all();
+    const int64_t turn = turn_.load(std::memory_order_relaxed);
+    if (arrived_.fetch_add(1, std::memory_order_acq_rel) + 1 == size_) {
+      arrived_.store(0, std::memory_order_relaxed);
+      turn_.store(turn + 1, std::memory_order_release);
       return;
     }
-    all_here_.wait(lock, [&] { return turn_ != turn; });
+    while (turn_.load(std::memory_order_acquire) == turn) std::this_thread::yield();
   }
 
  private:
   int32_t size_;
   std::vector<Best> bests_;
-  std::mutex mutex_;
-  std::condition_variable all_here_;
-  int32_t arrived_ = 0;
-  int64_t turn_ = 0;
+  std::atomic<int32_t> arrived_{0};
+  std::atomic<int64_t> turn_{0};
 };
 
-// One lane of the team.
-class ThreadTeam {
+// One lane of the team; Self derives from it and has the barrier, Sync().
+template <class Self>
+class ThreadTeamWith {
  public:
-  ThreadTeam(ThreadTeamState& state, int32_t lane) : state_(state), lane_(lane) {}
+  ThreadTeamWith(ThreadTeamState& state, int32_t lane) : state_(state), lane_(lane) {}
 
   int32_t size() const { return state_.size(); }
 
@@ -53,8 +52,6 @@ class ThreadTeam {
   void ForEach(int32_t n, F f) {
     for (int32_t i = lane_; i < n; i += size()) f(i);
   }
-
-  void Sync() { state_.Wait(); }
 
   template <class T>
   void Add(T* target, T value) {
@@ -66,10 +63,10 @@ class ThreadTeam {
     Best mine;
     for (int32_t i = lane_; i < n; i += size()) mine = Better(mine, Best{key(i), i});
     state_.bests()[lane_] = mine;
-    Sync();
+    Barrier().Sync();
     Best best;
     for (const Best& other : state_.bests()) best = Better(best, other);
-    Sync();
+    Barrier().Sync();
     return best.Found() ? best : Best{};
   }
 
@@ -83,7 +80,7 @@ class ThreadTeam {
       }
       then(s, best);
     }
-    Sync();
+    Barrier().Sync();
   }
 
   template <class F>
@@ -95,7 +92,7 @@ class ThreadTeam {
         sum += value(s, i);
       }
     }
-    Sync();
+    Barrier().Sync();
   }
 
   template <class F>
@@ -103,20 +100,30 @@ class ThreadTeam {
     if (lane_ == 0) f();
   }
 
- private:
+ protected:
   ThreadTeamState& state_;
   int32_t lane_;
+
+ private:
+  Self& Barrier() { return static_cast<Self&>(*this); }
 };
 
-// body(team) on `size` threads; returns when all are done.
-template <class Body>
+class ThreadTeam : public ThreadTeamWith<ThreadTeam> {
+ public:
+  using ThreadTeamWith::ThreadTeamWith;
+
+  void Sync() { state_.Wait(); }
+};
+
+// body(team) on `size` threads, each with a lane of its own; returns when all are done.
+template <class Team = ThreadTeam, class Body>
 void RunThreads(int32_t size, Body body) {
   ThreadTeamState state(size);
   std::vector<std::thread> threads;
   threads.reserve(size);
   for (int32_t lane = 0; lane < size; ++lane) {
     threads.emplace_back([&state, &body, lane] {
-      ThreadTeam team(state, lane);
+      Team team(state, lane);
       body(team);
     });
   }
