@@ -1,0 +1,200 @@
+#include "xla_ffi/transport/group.h"
+
+#include <map>
+#include <mutex>
+#include <string>
+#include <utility>
+
+#include "xla_ffi/plan/arena.h"
+
+namespace topoep {
+namespace {
+
+// NCCL_WIN_REQUIRED_ALIGNMENT for sizes, too: what is registered must not share a page with anything else.
+constexpr int64_t kPage = NCCL_WIN_REQUIRED_ALIGNMENT;
+
+int64_t Pages(int64_t bytes) { return (bytes + kPage - 1) / kPage * kPage; }
+
+struct Registry {
+  std::mutex mutex;
+  std::map<std::pair<int64_t, int32_t>, std::shared_ptr<Group>> groups;
+};
+
+Registry& TheRegistry() {
+  static auto* registry = new Registry;  // never destroyed: at exit the CUDA driver may be gone before it
+  return *registry;
+}
+
+}  // namespace
+
+bool Group::Ok(cudaError_t result, const char* action, std::string* error) const {
+  if (result == cudaSuccess) return true;
+  *error = std::string(action) + " on device " + std::to_string(options_.device) + ": " + cudaGetErrorString(result);
+  return false;
+}
+
+bool Group::Ok(ncclResult_t result, const char* action, std::string* error) const {
+  if (result == ncclSuccess) return true;
+  const char* detail = nccl_.GetLastError(comm_);
+  *error = std::string(action) + " on rank " + std::to_string(options_.rank) + ": " + nccl_.GetErrorString(result) +
+           (detail == nullptr || *detail == '\0' ? "" : std::string(" (") + detail + ")");
+  return false;
+}
+
+std::unique_ptr<Group> Group::Prepare(const NcclApi& nccl, const GroupOptions& options, std::string* error) {
+  std::unique_ptr<Group> group(new Group(nccl, options));
+  if (!group->Allocate(error)) return nullptr;
+  return group;
+}
+
+bool Group::Allocate(std::string* error) {
+  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error)) return false;
+  for (int32_t w = 0; w < kNumWindows; ++w) {
+    const int64_t bytes = Pages(options_.window_bytes[w]);
+    on_device_.bytes[w] = bytes;
+    if (bytes == 0) continue;
+    const std::string action = "allocating a window of " + std::to_string(bytes) + " bytes (is too much of the GPU's" +
+                               " memory preallocated? see XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    if (!Ok(nccl_.MemAlloc(&memory_[w], bytes), action.c_str(), error)) return false;
+    if (reinterpret_cast<uintptr_t>(memory_[w]) % kPage != 0) {
+      *error = "NCCL allocated a window that is not aligned to " + std::to_string(kPage) + " bytes";
+      return false;
+    }
+    on_device_.local[w] = static_cast<char*>(memory_[w]);
+  }
+  Arena measured;
+  RankState(options_.num_ranks, measured);
+  measured.Take<int32_t>(1);
+  if (!Ok(cudaMalloc(&state_, measured.Used()), "allocating the group's state", error) ||
+      !Ok(cudaMemset(state_, 0, measured.Used()), "clearing the group's state", error) ||
+      !Ok(cudaMemset(memory_[kSignals], 0, on_device_.bytes[kSignals]), "clearing the signals", error) ||
+      !Ok(cudaHostAlloc(reinterpret_cast<void**>(&failure_), sizeof(Failure), cudaHostAllocMapped),
+          "allocating the error record", error)) {
+    return false;
+  }
+  *failure_ = Failure{};
+  Arena arena(state_);
+  on_device_.state = RankState(options_.num_ranks, arena);
+  on_device_.failing = arena.Take<int32_t>(1);
+  on_device_.timeout_ns = options_.timeout_ns;
+  // Peers write signals as soon as they have connected, so they must find zeros that are there to stay.
+  return Ok(cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device_.failure), failure_, 0),
+            "mapping the error record", error) &&
+         Ok(cudaDeviceSynchronize(), "clearing the group's state", error);
+}
+
+bool Group::Connect(const ncclUniqueId& id, std::string* error) {
+  ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
+  config.commName = "topoep";
+  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) ||
+      !Ok(nccl_.CommInitRankConfig(&comm_, options_.num_ranks, id, options_.rank, &config), "creating the communicator",
+          error)) {
+    return false;
+  }
+  connected_ = CreateDeviceComm(error) && Register(error);
+  return connected_;
+}
+
+bool Group::CreateDeviceComm(std::string* error) {
+  ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
+  if (!Ok(nccl_.CommQueryProperties(comm_, &properties), "asking for the communicator's properties", error)) {
+    return false;
+  }
+  if (!properties.deviceApiSupport) {
+    *error =
+        "NCCL's device API does not work here (it needs cuMem and peer access between all GPUs of a node, and GIN"
+        " between nodes)";
+    return false;
+  }
+  const bool network = properties.nLsaTeams > 1;
+  if (network && properties.ginConnectionType != NCCL_GIN_CONNECTION_FULL) {
+    *error = "the ranks span " + std::to_string(properties.nLsaTeams) + " NVLink domains and NCCL has no " +
+             (properties.ginType == NCCL_GIN_TYPE_NONE ? "GIN-capable network (NCCL_DEBUG=INFO tells why)"
+                                                       : "GIN connection from every rank to every other");
+    return false;
+  }
+  if (network && nccl_.version != NCCL_VERSION_CODE) {
+    *error = "NCCL " + VersionText(nccl_.version) + " is loaded, and kernels that use GIN must be built with its own" +
+             " headers, not those of " + VersionText(NCCL_VERSION_CODE) + ": rebuild the CUDA library";
+    return false;
+  }
+  ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+  requirements.ginVaSignalsRequired = false;
+  requirements.ginStrongSignalsRequired = network;
+  if (network) {
+    requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+    requirements.ginSignalCount = kNumWords * options_.num_ranks;
+  }
+  // NCCL tells no one whether a backend can read. GDAKI can; elsewhere the owner pushes, which works with all.
+  on_device_.network_gets = properties.ginType == NCCL_GIN_TYPE_GDAKI;
+  device_comm_ =
+      Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error);
+  return device_comm_;
+}
+
+bool Group::Register(std::string* error) {
+  for (int32_t w = 0; w < kNumWindows; ++w) {
+    if (memory_[w] == nullptr) continue;
+    if (!Ok(nccl_.CommWindowRegister(comm_, memory_[w], on_device_.bytes[w], &on_device_.windows[w],
+                                     NCCL_WIN_COLL_SYMMETRIC),
+            "registering a window", error)) {
+      return false;
+    }
+    // NCCL's way to say that symmetric memory is not supported.
+    if (on_device_.windows[w] == nullptr) {
+      *error = "NCCL has no symmetric memory here (it registered a null window)";
+      return false;
+    }
+  }
+  return true;
+}
+
+Failure Group::failure() const {
+  const bool failed = *static_cast<const volatile int64_t*>(&failure_->failed) != 0;  // a kernel writes it, last
+  return failed ? *failure_ : Failure{};
+}
+
+Group::~Group() {
+  // Errors have nobody to go to here. After a trap every CUDA call fails, and only an abort frees NCCL's side.
+  const bool healthy = cudaSetDevice(options_.device) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
+  if (healthy && connected_) {
+    for (ncclWindow_t window : on_device_.windows) {
+      if (window != nullptr) nccl_.CommWindowDeregister(comm_, window);
+    }
+    nccl_.DevCommDestroy(comm_, &on_device_.comm);
+    nccl_.CommDestroy(comm_);
+  } else if (comm_ != nullptr) {
+    nccl_.CommAbort(comm_);
+  }
+  for (void* memory : memory_) {
+    if (memory != nullptr) nccl_.MemFree(memory);
+  }
+  cudaFree(state_);
+  cudaFreeHost(failure_);
+}
+
+void AddGroup(int64_t id, std::shared_ptr<Group> group) {
+  Registry& registry = TheRegistry();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const int32_t device = group->options().device;
+  registry.groups[{id, device}] = std::move(group);
+}
+
+std::shared_ptr<Group> FindGroup(int64_t id, int32_t device) {
+  Registry& registry = TheRegistry();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const auto found = registry.groups.find({id, device});
+  return found == registry.groups.end() ? nullptr : found->second;
+}
+
+std::shared_ptr<Group> TakeGroup(int64_t id, int32_t device) {
+  Registry& registry = TheRegistry();
+  const std::lock_guard<std::mutex> lock(registry.mutex);
+  const auto found = registry.groups.find({id, device});
+  if (found == registry.groups.end()) return nullptr;
+  std::shared_ptr<Group> group = std::move(found->second);
+  registry.groups.erase(found);
+  return group;
+}
+
+}  // namespace topoep

@@ -1,0 +1,79 @@
+// The communicator of one rank, its windows and what its kernels keep between calls. Made by an explicit call outside
+// of any program, in two phases: Prepare() allocates and may fail on one rank alone; Connect() is collective, so
+// callers first agree that every rank has prepared. Handlers look groups up and never make them.
+
+#ifndef TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
+#define TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
+
+#include <cuda_runtime_api.h>
+#include <nccl.h>
+
+#include <array>
+#include <cstdint>
+#include <memory>
+#include <string>
+
+#include "xla_ffi/transport/device_group.h"
+#include "xla_ffi/transport/nccl_api.h"
+
+namespace topoep {
+
+struct GroupOptions {
+  int32_t device;  // CUDA ordinal
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t num_workers;                            // blocks of every kernel; all of them must fit on the device together
+  int64_t timeout_ns;                             // of every wait in a kernel
+  std::array<int64_t, kNumWindows> window_bytes;  // the same on every rank
+};
+
+class Group {
+ public:
+  // Allocates windows and state on the device. Null with a reason in `error`.
+  static std::unique_ptr<Group> Prepare(const NcclApi& nccl, const GroupOptions& options, std::string* error);
+
+  // Joins the other ranks: communicator, windows, device communicator. Returns when all have; false with a reason.
+  bool Connect(const ncclUniqueId& id, std::string* error);
+
+  // Frees everything; no kernel of the group may run any more. Collective where Connect() succeeded: every rank must
+  // do it, the ranks of one process side by side.
+  ~Group();
+
+  Group(const Group&) = delete;
+  Group& operator=(const Group&) = delete;
+
+  const GroupOptions& options() const { return options_; }
+  bool connected() const { return connected_; }
+  const DeviceGroup& on_device() const { return on_device_; }
+  int32_t lsa_size() const { return on_device_.comm.lsaSize; }
+  bool uses_network() const { return lsa_size() < options_.num_ranks; }
+  Failure failure() const;
+
+ private:
+  Group(const NcclApi& nccl, const GroupOptions& options) : nccl_(nccl), options_(options) {}
+
+  bool Allocate(std::string* error);
+  bool Register(std::string* error);
+  bool CreateDeviceComm(std::string* error);
+  bool Ok(cudaError_t result, const char* action, std::string* error) const;
+  bool Ok(ncclResult_t result, const char* action, std::string* error) const;
+
+  const NcclApi& nccl_;
+  GroupOptions options_;
+  ncclComm_t comm_ = nullptr;
+  bool device_comm_ = false;
+  bool connected_ = false;
+  std::array<void*, kNumWindows> memory_{};
+  void* state_ = nullptr;
+  Failure* failure_ = nullptr;
+  DeviceGroup on_device_{};
+};
+
+// Groups by (group id, CUDA ordinal). A handler's pointer keeps its group alive.
+void AddGroup(int64_t id, std::shared_ptr<Group> group);
+std::shared_ptr<Group> FindGroup(int64_t id, int32_t device);  // null if unknown
+std::shared_ptr<Group> TakeGroup(int64_t id, int32_t device);  // and forgets it
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
