@@ -112,6 +112,20 @@ TOPOEP_BODY void AddStripedPulls(Team& team, const Problem& problem, const Domai
   });
 }
 
+// Fills `links` with the bytes of one mode, which is not kBest; 2 dependent steps, 5 if striped.
+template <class Team>
+TOPOEP_BODY void CountPulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
+                            Pulls mode, const PullCounts& counts, const Links& links) {
+  links.Clear(team);
+  team.Sync();
+  if (mode == Pulls::kStriped) {
+    AddStripedPulls(team, problem, domains, slot_expert, counts, links);
+  } else {
+    AddWholePulls(team, problem, domains, slot_expert, mode == Pulls::kRelayed, links);
+  }
+  team.Sync();
+}
+
 // Picoseconds of the pulls of slot_expert [R, N] under problem.objective, as problem.cost.pulls says: 3 dependent
 // steps, 6 if striped, and 15 for the best of all modes.
 template <class Team>
@@ -123,14 +137,7 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
   for (int64_t id = 0; id < static_cast<int64_t>(Pulls::kBest); ++id) {
     const Pulls mode = static_cast<Pulls>(id);
     if (!any && mode != problem.cost.pulls) continue;
-    links.Clear(team);
-    team.Sync();
-    if (mode == Pulls::kStriped) {
-      AddStripedPulls(team, problem, domains, slot_expert, counts, links);
-    } else {
-      AddWholePulls(team, problem, domains, slot_expert, mode == Pulls::kRelayed, links);
-    }
-    team.Sync();
+    CountPulls(team, problem, domains, slot_expert, mode, counts, links);
     if (!any) {
       const int64_t ps = links.Ps(team, problem.objective);
       team.Sync();  // Eq. 8 adds up what other lanes may clear for the next plan
@@ -145,6 +152,24 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
     team.Sync();
   }
   return result;
+}
+
+// The quickest mode, as PullPs() under kBest takes it.
+template <class Team>
+TOPOEP_BODY Pulls QuickestPulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
+                                const PullCounts& counts, const Links& links) {
+  Pulls best = Pulls::kDirect;
+  int64_t quickest = 0;
+  for (int64_t id = 0; id < static_cast<int64_t>(Pulls::kBest); ++id) {
+    const Pulls mode = static_cast<Pulls>(id);
+    CountPulls(team, problem, domains, slot_expert, mode, counts, links);
+    const int64_t ps = links.BusiestPs(team);
+    if (mode == Pulls::kDirect || ps < quickest) {
+      quickest = ps;
+      best = mode;
+    }
+  }
+  return best;
 }
 
 }  // namespace topoep

@@ -8,6 +8,7 @@
 //   State()           this rank's RankState, shared by its workers, kept from call to call
 //   CanGet(peer)      Get() from this peer works, and Get() from here works for the peer: the two sides of a pair give
 //                     the same answer, and always the same. Not asked about the own rank
+//   CanGetAll()       it works for every pair: then nobody asks CanGet(), puts parameters or waits for those who do
 //   Local(window, at) own memory of a window
 //   Get(peer, from, from_at, to, to_at, bytes)
 //                     bytes of the peer's window `from` -> own window `to`. Positions and bytes are multiples of 16

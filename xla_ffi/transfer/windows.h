@@ -35,6 +35,9 @@ TOPOEP_BODY inline Range Intersection(Range a, Range b) {
   return {begin, end > begin ? end : begin};
 }
 
+// Bytes between stripes of experts that are spread over `ranks`: no slice is longer.
+TOPOEP_BODY inline int64_t StripePitch(int64_t pitch, int32_t ranks) { return RoundUp(pitch / ranks) + kGrain; }
+
 // What the windows of a group are made for.
 struct WindowShape {
   int32_t num_ranks;
@@ -49,9 +52,6 @@ struct WindowShape {
 
   TOPOEP_BODY int64_t Pitch() const { return RoundUp(expert_bytes); }
 
-  // The longest slice of an expert that is spread over `ranks`.
-  TOPOEP_BODY int64_t StripePitch(int32_t ranks) const { return RoundUp(Pitch() / ranks) + kGrain; }
-
   // Replicas at a time, over all ranks.
   TOPOEP_BODY int64_t NumReplicas() const { return int64_t{num_ranks} * num_slots; }
 
@@ -63,7 +63,7 @@ struct WindowShape {
     int64_t most = 0;
     for (int32_t ranks = smallest_domain; ranks <= largest_domain; ++ranks) {
       const int64_t owned = int64_t{mains_per_rank} * ranks;
-      const int64_t bytes = (owned < NumReplicas() ? owned : NumReplicas()) * StripePitch(ranks);
+      const int64_t bytes = (owned < NumReplicas() ? owned : NumReplicas()) * StripePitch(Pitch(), ranks);
       if (bytes > most) most = bytes;
     }
     return most;

@@ -1,0 +1,308 @@
+// The copies of a plan's pulls in which one rank takes part: those of topoep_jax/plan/pulls.py, with the place of every
+// byte. Every rank derives its own view from slot_expert; the two sides of a copy agree because both follow the plan.
+//
+// A copy of hop h reads what the mains' rank published (h = 0) or what earlier hops brought to its source. A slice that
+// is spread over the owner's domain lands in the slot of its rank where that rank holds the expert anyhow, else in a
+// stripe: row q of the window is for the domain's q-th replicated expert, and stays unused where the expert has no
+// slice to keep.
+
+#ifndef TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
+#define TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/links.h"
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/pulls.h"
+#include "xla_ffi/team/team.h"
+#include "xla_ffi/transfer/windows.h"
+
+namespace topoep {
+
+struct Copy {
+  int32_t peer;  // the other rank; -1: no copy
+  int32_t hop;
+  int32_t expert;
+  int32_t slice;  // of `slices` parts of the expert's padded parameters
+  int32_t slices;
+  int32_t from;  // Window and row at the source
+  int32_t from_row;
+  int32_t to;  // Window and row at the target
+  int32_t to_row;
+
+  TOPOEP_BODY Range Bytes(int64_t pitch) const { return PartOf(pitch, slice, slices); }
+
+  // Where byte `at` of the expert lies in row `row` of `window`, at either end.
+  TOPOEP_BODY int64_t Place(int32_t window, int32_t row, int64_t at, int64_t pitch) const {
+    if (window != kStripes) return row * pitch + at;
+    return row * StripePitch(pitch, slices) + (at - Bytes(pitch).begin);
+  }
+};
+
+// Memory and sizes. Made on the host over host or device memory, then passed by value.
+struct PullSchedule {
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t num_slots;
+  int32_t mains_per_rank;
+  int32_t largest_domain;
+  int64_t row_bytes;  // of an expert in the callers' arrays
+  int64_t pitch;      // in windows
+
+  int32_t* num_hops;        // [1]
+  int32_t* holders;         // [E] slots that hold an expert
+  int32_t* held;            // [N] expert in a slot of this rank, -1 if none
+  Copy* incoming;           // by hop
+  int32_t* incoming_begin;  // [kMaxHops + 1]
+  Copy* outgoing;
+  int32_t* outgoing_begin;
+  int32_t* receives;  // [kMaxHops, R] copies from a rank in a hop
+  int32_t* sends;     // [kMaxHops, R] copies to a rank in a hop
+
+  // Working memory.
+  Copy* items;
+  int64_t* at;      // [kMaxHops, items]
+  int64_t* stripe;  // [E] by domain: replicated experts before it
+  int64_t* words;   // of PullCounts and Links
+  Best* bests;      // of Links
+
+  PullSchedule() = default;
+  PullSchedule(const Problem& problem, const Domains& domains, int32_t rank, int64_t row_bytes, Arena& arena)
+      : rank(rank),
+        num_ranks(problem.num_ranks),
+        num_slots(problem.num_slots),
+        mains_per_rank(problem.MainsPerRank()),
+        largest_domain(0),
+        row_bytes(row_bytes),
+        pitch(RoundUp(row_bytes)) {
+    for (int32_t d = 0; d < problem.num_domains; ++d) {
+      if (domains.Size(d) > largest_domain) largest_domain = domains.Size(d);
+    }
+    num_hops = arena.Take<int32_t>(1);
+    holders = arena.Take<int32_t>(problem.num_experts);
+    held = arena.Take<int32_t>(num_slots);
+    incoming = arena.Take<Copy>(NumIncoming());
+    incoming_begin = arena.Take<int32_t>(kMaxHops + 1);
+    outgoing = arena.Take<Copy>(NumOutgoing());
+    outgoing_begin = arena.Take<int32_t>(kMaxHops + 1);
+    receives = arena.Take<int32_t>(kMaxHops * num_ranks);
+    sends = arena.Take<int32_t>(kMaxHops * num_ranks);
+    const int32_t most = NumIncoming() > NumOutgoing() ? NumIncoming() : NumOutgoing();
+    items = arena.Take<Copy>(most);
+    at = arena.Take<int64_t>(kMaxHops * int64_t{most});
+    stripe = arena.Take<int64_t>(problem.num_experts);
+    words = arena.Take<int64_t>(PullCounts::NumWords(problem) + Links::NumWords(num_ranks));
+    bests = arena.Take<Best>(Links::kNumBests);
+  }
+
+  // Items that may be copies: slices of the domain's experts, then parts of slots.
+  TOPOEP_BODY int32_t NumSpread() const { return mains_per_rank * largest_domain; }
+  TOPOEP_BODY int32_t NumIncoming() const { return NumSpread() + num_slots * largest_domain; }
+  TOPOEP_BODY int32_t NumOutgoing() const { return NumSpread() + num_ranks * num_slots; }
+};
+
+// What every copy of a plan follows from, as seen by one rank.
+class CopyRules {
+ public:
+  TOPOEP_BODY CopyRules(const Problem& problem, const Domains& domains, const int32_t* slot_expert, Pulls mode,
+                        const PullSchedule& schedule)
+      : problem_(problem),
+        domains_(domains),
+        slot_expert_(slot_expert),
+        mode_(mode),
+        stripe_(schedule.stripe),
+        holders_(schedule.holders),
+        rank_(schedule.rank),
+        home_(problem.domain_of_rank[schedule.rank]),
+        largest_domain_(schedule.largest_domain),
+        num_spread_(schedule.NumSpread()) {}
+
+  TOPOEP_BODY Copy Incoming(int32_t item) const {
+    if (item < num_spread_) {
+      const int32_t position = item / problem_.MainsPerRank();
+      if (mode_ != Pulls::kStriped || position >= domains_.Size(home_)) return None();
+      const int32_t owner = domains_.Rank(home_, position);
+      const int32_t expert = owner * problem_.MainsPerRank() + item % problem_.MainsPerRank();
+      if (owner == rank_ || holders_[expert] == 0) return None();
+      return Spread(expert, owner, rank_, owner);
+    }
+    const int32_t slot = (item - num_spread_) / largest_domain_;
+    return Fill(rank_, slot, (item - num_spread_) % largest_domain_, false);
+  }
+
+  TOPOEP_BODY Copy Outgoing(int32_t item) const {
+    if (item < num_spread_) {
+      const int32_t position = item / problem_.MainsPerRank();
+      if (mode_ != Pulls::kStriped || position >= domains_.Size(home_)) return None();
+      const int32_t target = domains_.Rank(home_, position);
+      const int32_t expert = rank_ * problem_.MainsPerRank() + item % problem_.MainsPerRank();
+      if (target == rank_ || holders_[expert] == 0) return None();
+      return Spread(expert, rank_, target, target);
+    }
+    const int32_t at = item - num_spread_;
+    const Copy copy = Fill(at / problem_.num_slots, at % problem_.num_slots, domains_.position[rank_], true);
+    return copy;
+  }
+
+ private:
+  TOPOEP_BODY static Copy None() { return {-1, 0, 0, 0, 1, 0, 0, 0, 0}; }
+
+  TOPOEP_BODY int32_t SlotOf(int32_t rank, int32_t expert) const {
+    for (int32_t slot = 0; slot < problem_.num_slots; ++slot) {
+      if (slot_expert_[int64_t{rank} * problem_.num_slots + slot] == expert) return slot;
+    }
+    return -1;
+  }
+
+  // Window and row in which `rank`, of the expert's domain, keeps its slice of it.
+  TOPOEP_BODY void Keep(int32_t rank, int32_t expert, int32_t* window, int32_t* row) const {
+    const int32_t slot = SlotOf(rank, expert);
+    const int32_t begin = domains_.begin[problem_.DomainOfExpert(expert)] * problem_.MainsPerRank();
+    *window = slot >= 0 ? kSlots : kStripes;
+    *row = slot >= 0 ? slot : static_cast<int32_t>(stripe_[Ordinal(expert)] - stripe_[begin]);
+  }
+
+  // The slice that `target` keeps of an expert of its domain.
+  TOPOEP_BODY Copy Spread(int32_t expert, int32_t owner, int32_t target, int32_t peer) const {
+    Copy copy{peer,
+              0,
+              expert,
+              domains_.position[target],
+              domains_.Size(problem_.domain_of_rank[owner]),
+              kMains,
+              expert % problem_.MainsPerRank(),
+              0,
+              0};
+    Keep(target, expert, &copy.to, &copy.to_row);
+    return copy;
+  }
+
+  // Part `part` of what fills a slot, as seen by the rank that holds it or, if `sends`, by this rank.
+  TOPOEP_BODY Copy Fill(int32_t rank, int32_t slot, int32_t part, bool sends) const {
+    const int32_t expert = slot_expert_[int64_t{rank} * problem_.num_slots + slot];
+    if (expert < 0) return None();
+    const int32_t owner = problem_.MainRank(expert);
+    const int32_t origin = problem_.domain_of_rank[owner];
+    const bool striped = mode_ == Pulls::kStriped;
+    Copy copy{owner, 0, expert, 0, 1, kMains, expert % problem_.MainsPerRank(), kSlots, slot};
+    int32_t first = rank;
+    if (mode_ != Pulls::kDirect && origin != problem_.domain_of_rank[rank]) {
+      first = FirstHolder(problem_, domains_, slot_expert_, rank, expert);
+    }
+    if (first != rank) {
+      copy.peer = first;
+      copy.hop = striped ? 2 : 1;
+      copy.from = kSlots;
+      copy.from_row = SlotOf(first, expert);
+    } else if (striped) {
+      // A rank outside of the owner's domain sends none of the slices.
+      if (part >= domains_.Size(origin) || (sends && home_ != origin)) return None();
+      copy.peer = domains_.Rank(origin, part);
+      copy.slice = part;
+      copy.slices = domains_.Size(origin);
+      if (copy.peer == rank) return None();  // the owner spread it there
+      if (copy.peer != owner) {
+        copy.hop = 1;
+        Keep(copy.peer, expert, &copy.from, &copy.from_row);
+      }
+    }
+    if (!sends) return part == 0 || copy.slices > 1 ? copy : None();
+    if (copy.peer != rank_) return None();
+    copy.peer = rank;
+    return copy;
+  }
+
+  // Place of an expert in the order of domains.
+  TOPOEP_BODY int32_t Ordinal(int32_t expert) const {
+    const int32_t owner = problem_.MainRank(expert);
+    const int32_t place = domains_.begin[problem_.domain_of_rank[owner]] + domains_.position[owner];
+    return place * problem_.MainsPerRank() + expert % problem_.MainsPerRank();
+  }
+
+  const Problem& problem_;
+  const Domains& domains_;
+  const int32_t* slot_expert_;
+  Pulls mode_;
+  const int64_t* stripe_;
+  const int32_t* holders_;
+  int32_t rank_;
+  int32_t home_;
+  int32_t largest_domain_;
+  int32_t num_spread_;
+};
+
+// The items that are copies, by hop; `count` [kMaxHops, R] is added to. Ends without a barrier.
+template <class Team, class Item>
+TOPOEP_BODY void ListCopies(Team& team, const PullSchedule& schedule, int32_t n, Item item, Copy* list, int32_t* begin,
+                            int32_t* count) {
+  Copy* const items = schedule.items;
+  int64_t* const at = schedule.at;
+  team.ForEach(n, [&](int32_t i) { items[i] = item(i); });
+  team.Sync();
+  team.ScanEach(
+      kMaxHops, n, [&](int32_t hop, int32_t i) { return items[i].peer >= 0 && items[i].hop == hop ? 1 : 0; }, at);
+  const auto first_of = [&](int32_t hop) {
+    int64_t first = 0;
+    for (int32_t h = 0; h < hop && n > 0; ++h) {
+      const Copy& last = items[n - 1];
+      first += at[int64_t{h + 1} * n - 1] + (last.peer >= 0 && last.hop == h ? 1 : 0);
+    }
+    return static_cast<int32_t>(first);
+  };
+  team.ForEach(kMaxHops + 1, [&](int32_t hop) { begin[hop] = first_of(hop); });
+  team.ForEach(n, [&](int32_t i) {
+    const Copy copy = items[i];
+    if (copy.peer < 0) return;
+    list[first_of(copy.hop) + at[int64_t{copy.hop} * n + i]] = copy;
+    team.Add(&count[copy.hop * schedule.num_ranks + copy.peer], int32_t{1});
+  });
+}
+
+// Fills `schedule` for slot_expert [R, N], as problem.cost.pulls says: 8 dependent steps, and 14 more for the best of
+// all modes. Ends without a barrier.
+template <class Team>
+TOPOEP_BODY void MakePullSchedule(Team& team, const Problem& problem, const Domains& domains,
+                                  const int32_t* slot_expert, const PullSchedule& schedule) {
+  Pulls mode = problem.cost.pulls;
+  if (mode == Pulls::kBest) {
+    const PullCounts counts(problem, schedule.words);
+    const Links links(problem, schedule.words + PullCounts::NumWords(problem), schedule.bests);
+    mode = QuickestPulls(team, problem, domains, slot_expert, counts, links);
+  }
+  team.ForEach(problem.num_experts, [&](int32_t expert) { schedule.holders[expert] = 0; });
+  team.ForEach(kMaxHops * problem.num_ranks, [&](int32_t i) {
+    schedule.receives[i] = 0;
+    schedule.sends[i] = 0;
+  });
+  team.ForEach(problem.num_slots, [&](int32_t slot) {
+    schedule.held[slot] = slot_expert[int64_t{schedule.rank} * problem.num_slots + slot];
+  });
+  team.Single([&] { *schedule.num_hops = mode == Pulls::kStriped ? 3 : mode == Pulls::kRelayed ? 2 : 1; });
+  team.Sync();
+  team.ForEach(problem.num_ranks * problem.num_slots, [&](int32_t i) {
+    if (slot_expert[i] >= 0) team.Add(&schedule.holders[slot_expert[i]], int32_t{1});
+  });
+  team.Sync();
+  team.ScanEach(
+      1, problem.num_experts,
+      [&](int32_t, int32_t ordinal) {
+        const int32_t owner = domains.ranks[ordinal / problem.MainsPerRank()];
+        const int32_t expert = owner * problem.MainsPerRank() + ordinal % problem.MainsPerRank();
+        return schedule.holders[expert] > 0 ? 1 : 0;
+      },
+      schedule.stripe);
+  const CopyRules rules(problem, domains, slot_expert, mode, schedule);
+  ListCopies(
+      team, schedule, schedule.NumIncoming(), [&](int32_t i) { return rules.Incoming(i); }, schedule.incoming,
+      schedule.incoming_begin, schedule.receives);
+  team.Sync();
+  ListCopies(
+      team, schedule, schedule.NumOutgoing(), [&](int32_t i) { return rules.Outgoing(i); }, schedule.outgoing,
+      schedule.outgoing_begin, schedule.sends);
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
