@@ -1,6 +1,6 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
-#   make setup | train | test | test-full | lint | bench | clean
+#   make setup | train | test | test-full | test-cuda | lint | bench | kernel-table | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   ARGS="--steps=300"  passed on by train, test, test-full and bench
@@ -11,9 +11,9 @@ ARGS :=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
-CC_FILES := $(shell find xla_ffi tests/cc -name "*.cc" -o -name "*.h")
+CC_FILES := $(shell find xla_ffi tests/cc -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
-.PHONY: setup train test test-full lint bench clean
+.PHONY: setup train test test-full test-cuda lint bench kernel-table clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.native
@@ -28,6 +28,10 @@ test-full: setup
 	@mkdir -p results/full
 	$(PY) -m pytest -m full $(ARGS)
 
+# The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
+test-cuda: setup $(VENV)/.cuda
+	$(PY) -m pytest --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
+
 lint: setup
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
@@ -38,6 +42,12 @@ bench: setup
 	@for bench in $(patsubst tests/bench/%.py,%,$(wildcard tests/bench/*.py)); do \
 	  echo "== $$bench"; $(PY) -m tests.bench.$$bench $(ARGS) || exit 1; done
 
+# docs/kernels.md
+kernel-table: $(VENV)/.cuda
+	@rm -rf build/cuda
+	for arch in sm_90 sm_100; do $(PY) topoep_jax/_cuda_build.py --arch $$arch --out build/cuda/$$arch || exit 1; done
+	$(PY) tools/kernel_table.py build/cuda/*
+
 clean:
 	rm -rf $(VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find topoep_jax models train tests examples -name __pycache__ -prune -exec rm -rf {} +
@@ -47,18 +57,24 @@ $(VENV)/bin/pip:
 	@python=$$(tools/find_python.sh $(PYTHON)) && echo "== virtual environment $(VENV) from $$python" \
 	  && $$python -m venv --clear $(VENV)
 
-# The list of requirements is pyproject.toml's own.
+# The lists of requirements are pyproject.toml's own: the package's, and those of the named extras.
 define REQUIREMENTS
-import tomllib
+import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
 extras = project["optional-dependencies"]
-print(*project["dependencies"], *extras["build"], *extras["test"], *extras["plan"], *extras["train"], sep="\n")
+print(*project["dependencies"], *(package for name in sys.argv[1:] for package in extras[name]), sep="\n")
 endef
 export REQUIREMENTS
 
 $(VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 	@echo "== Python packages"
-	@$(PY) -c "$$REQUIREMENTS" > $@.txt
+	@$(PY) -c "$$REQUIREMENTS" build test plan train > $@.txt
+	@$(PIP) -r $@.txt
+	@touch $@
+
+$(VENV)/.cuda: $(VENV)/.requirements
+	@echo "== CUDA compiler, NCCL headers and JAX's plugin"
+	@$(PY) -c "$$REQUIREMENTS" cuda-aot > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

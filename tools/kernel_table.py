@@ -1,0 +1,133 @@
+"""Table of what each CUDA kernel takes of a multiprocessor: docs/kernels.md, written or checked.
+
+    python topoep_jax/_cuda_build.py --arch sm_90 --out build/cuda/sm_90
+    python tools/kernel_table.py build/cuda/*            # writes the table
+    python tools/kernel_table.py build/cuda/* --check    # fails where a kernel spills more, or is new
+
+The numbers are ptxas' own (-Xptxas -v). Registers may move with the compiler; a kernel that starts to spill is a fault.
+"""
+
+import argparse
+import dataclasses
+import re
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+TABLE = Path(__file__).resolve().parent.parent / "docs/kernels.md"
+
+HEADER = """\
+# Registers, stack and shared memory of each kernel
+
+Written by `make kernel-table`, from what ptxas reports; CI fails when a kernel spills more than here, or is missing.
+Bytes are per thread, but shared memory is per block. Compiled with nvcc {nvcc}. Nothing here was run.
+
+"""
+COLUMNS = ("kernel", "arch", "registers", "stack", "spill stores", "spill loads", "shared")
+
+_ENTRY = re.compile(
+    r"Compiling entry function '(?P<symbol>\S+)' for '(?P<arch>\w+)'\n"
+    r".*Function properties for .*\n"
+    r"\s+(?P<stack>\d+) bytes stack frame, (?P<stores>\d+) bytes spill stores, (?P<loads>\d+) bytes spill loads\n"
+    r".*Used (?P<registers>\d+) registers(?P<rest>.*)\n"
+)
+_SHARED = re.compile(r"(\d+) bytes smem")
+
+
+@dataclasses.dataclass(frozen=True, order=True)
+class Kernel:
+    """One kernel for one architecture; sizes in bytes."""
+
+    name: str
+    arch: str
+    registers: int
+    stack: int
+    spill_stores: int
+    spill_loads: int
+    shared: int
+
+
+def kernels(folders: list[Path]) -> list[Kernel]:
+    """Of the .log files in `folders`, sorted by name."""
+    logs = [log.read_text() for folder in folders for log in sorted(folder.glob("*.log"))]
+    found = [match for log in logs for match in _ENTRY.finditer(log)]
+    names = demangled([match["symbol"] for match in found])
+    return sorted(Kernel(name, *numbers(match)) for name, match in zip(names, found, strict=True))
+
+
+def numbers(match: re.Match[str]) -> Iterator[str | int]:
+    """The fields of a Kernel after its name."""
+    yield match["arch"]
+    yield from (int(match[name]) for name in ("registers", "stack", "stores", "loads"))
+    shared = _SHARED.search(match["rest"])
+    yield int(shared[1]) if shared else 0
+
+
+def demangled(symbols: list[str]) -> list[str]:
+    """As `topoep::Pull<4>`: without return type, parameters and anonymous namespaces."""
+    text = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True).stdout
+    names = []
+    for line in text.splitlines():
+        name = line.replace("(anonymous namespace)::", "").partition("(")[0]
+        names.append(re.sub(r"^void ", "", name))
+    return names
+
+
+def render(rows: list[Kernel], nvcc: str) -> str:
+    """The table as Markdown; `nvcc` is the compiler's version."""
+    lines = [COLUMNS, ("---", "---", *["---:"] * 5)]
+    lines += [(f"`{row.name}`", *map(str, dataclasses.astuple(row)[1:])) for row in rows]
+    return HEADER.format(nvcc=nvcc) + "".join(f"| {' | '.join(line)} |\n" for line in lines)
+
+
+def read(text: str) -> list[Kernel]:
+    """What `render` wrote."""
+    lines = [line.strip("|").split("|") for line in text.splitlines() if line.startswith("| `")]
+    cells = [[cell.strip() for cell in line] for line in lines]
+    return [Kernel(name.strip("`"), arch, *map(int, sizes)) for name, arch, *sizes in cells]
+
+
+def faults(rows: list[Kernel], table: list[Kernel]) -> list[str]:
+    """What makes the check fail, in words."""
+    known = {(row.name, row.arch): row for row in table}
+    architectures = {row.arch for row in rows}
+    found = [] if rows else ["ptxas reported no kernel: the build was not made with -Xptxas -v"]
+    for row in rows:
+        old = known.pop((row.name, row.arch), None)
+        if old is None:
+            found.append(f"{row.name} for {row.arch} is not in the table")
+        elif row.spill_stores > old.spill_stores or row.spill_loads > old.spill_loads:
+            found.append(
+                f"{row.name} for {row.arch} spills {row.spill_stores} + {row.spill_loads} bytes (stores + loads), and"
+                f" {old.spill_stores} + {old.spill_loads} in the table"
+            )
+    found += [f"{name} for {arch} is in the table, but not built" for name, arch in known if arch in architectures]
+    return found
+
+
+def compiler_of(folder: Path) -> str:
+    """Version of the compiler, which names itself in PTX."""
+    ptx = next(iter(sorted(folder.glob("*.ptx"))), None)
+    version = re.search(r"release [\d.]+, V([\d.]+)", ptx.read_text()) if ptx else None
+    return version[1] if version else "of unknown version"
+
+
+def main() -> None:
+    """Writes or checks the table."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("folders", type=Path, nargs="+", help="what _cuda_build.py --out wrote, of one compiler")
+    parser.add_argument("--check", action="store_true", help="compare with the table instead of writing it")
+    args = parser.parse_args()
+    rows = kernels(args.folders)
+    if not args.check:
+        TABLE.write_text(render(rows, compiler_of(args.folders[0])))
+        return
+    found = faults(rows, read(TABLE.read_text()))
+    if found:
+        sys.exit("\n".join([*found, f"if that is meant, write {TABLE.name} again: make kernel-table"]))
+    print(f"{len(rows)} kernels, none spills more than in {TABLE.name}")
+
+
+if __name__ == "__main__":
+    main()
