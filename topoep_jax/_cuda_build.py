@@ -305,7 +305,8 @@ def _architectures_of_gpus() -> tuple[str, ...]:
     found = {(int(major), int(minor)) for major, minor in re.findall(r"^(\d+)\.(\d+)$", query.stdout, re.MULTILINE)}
     usable = sorted(capability for capability in found if capability >= (9, 0))
     if found and not usable:
-        raise BuildError(f"the kernels need a GPU of compute capability 9.0 or newer, and this machine has {found}")
+        have = ", ".join(_dotted(capability) for capability in sorted(found))
+        raise BuildError(f"the kernels need a GPU of compute capability 9.0 or newer, and this machine has {have}")
     return tuple(f"sm_{major}{minor}" for major, minor in usable) or (DEFAULT_ARCHITECTURE,)
 
 
