@@ -39,6 +39,18 @@ PLAN_SRCS = [
     "xla_ffi/plan/topoep/depth.cc",
 ]
 
+# Bodies of the transfer kernels, and what runs them on host threads.
+TRANSFER_HDRS = [
+    "xla_ffi/transfer/fabric.h",
+    "xla_ffi/transfer/pull.h",
+    "xla_ffi/transfer/pull_schedule.h",
+    "xla_ffi/transfer/push.h",
+    "xla_ffi/transfer/push_schedule.h",
+    "xla_ffi/transfer/windows.h",
+]
+
+TRANSFER_SRCS = []
+
 # Of the extension and of the CUDA library.
 SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
