@@ -37,6 +37,7 @@ lint: setup
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
 	$(VENV)/bin/clang-format --dry-run -Werror $(CC_FILES)
+	$(VENV)/bin/shellcheck .ci/run .ci/bazel/run tools/*.sh
 
 bench: setup
 	@for bench in $(patsubst tests/bench/%.py,%,$(wildcard tests/bench/*.py)); do \
