@@ -16,8 +16,8 @@ THREADS = 256
 SKEWS = (0.5, 1, 2, 4)
 
 
-def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int]:
-    """Steps on the path of a device, and the most items that a thread gets between two of them."""
+def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int, int, int]:
+    """Steps on the path of a device, and the most items that a thread gets between two; both for the paper's plan."""
     effort, cost = EFFORTS[problem.effort], problem.cost
     return _xla_ffi.topoep_depth(
         omega.ravel().tolist(),
@@ -29,6 +29,7 @@ def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int]:
         [int(kind) for kind in effort.thrifty],
         [int(kind) for kind in effort.eager],
         effort.fill_moves,
+        effort.paper,
         THREADS,
     )
 
@@ -54,13 +55,13 @@ def test_steps_and_lane_work(name, capped, capsys):
     with capsys.disabled():
         print(f"\nR={ranks} E={experts}{' capped' if capped else ''}: at most {bound} dependent steps, and at most")
         print(f"{most_items} items of a thread between two, where ceil(max(E, R J) / {THREADS}) = {unit};")
-        print(f"(steps, items) by skew: {counted}")
+        print(f"(steps, items, those of the paper's plan beside it) by skew: {counted}")
     assert bound <= MOST_STEPS
-    for steps, items in counted.values():
+    for steps, items, _, _ in counted.values():
         assert steps <= bound
         assert items <= most_items
     if not capped:
-        assert max(steps for steps, _ in counted.values()) == bound
+        assert max(steps for steps, *_ in counted.values()) == bound
 
 
 @pytest.mark.parametrize("name", ["uneven", "interleaved", "one_domain", "every_rank_a_domain", "no_slots", "one_rank"])

@@ -32,7 +32,7 @@ struct PaperMemory {
         instance_load(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
         load(arena.Take<int64_t>(context.ranks)),
         busiest(arena.Take<int32_t>(context.num_domains)),
-        move(arena.Take<PaperMove>(context.num_domains)),
+        moves(arena.Take<PaperMove>(2 * int64_t{context.num_domains})),
         before(arena.Take<int64_t>(int64_t{context.num_domains} * context.ranks)) {}
 
   int32_t* holder;         // [M, E] the domain's rank * J + instance with the expert after stage 1, -1: none
@@ -41,7 +41,7 @@ struct PaperMemory {
   int64_t* instance_load;  // [R, J]
   int64_t* load;           // [R]
   int32_t* busiest;        // [M]
-  PaperMove* move;         // [M]
+  PaperMove* moves;        // [2, M] of this round and the last one, in turn
   int64_t* before;         // [M, R] rows that a move finds at the sources before a source
 };
 
@@ -126,7 +126,7 @@ TOPOEP_BODY void CountLoads(Team& team, const Context& context, const PaperMemor
     memory.instance_load[i] = rows;
     team.Add(&memory.load[rank], rows);
     const int32_t expert = state.ExpertOf(context, rank, instance);
-    if (expert < 0) return;
+    if (expert < 0) return;  // without rows, as it may become a replica
     int32_t lower = 0;
     for (int32_t j = 0; j < context.instances; ++j) {
       const int32_t other = state.ExpertOf(context, rank, j);
@@ -135,6 +135,16 @@ TOPOEP_BODY void CountLoads(Team& team, const Context& context, const PaperMemor
     memory.order[int64_t{rank} * context.instances + lower] = instance;
   });
   team.Sync();
+}
+
+// The rank of a domain with the most rows, the lowest of equals; 0 for a domain without ranks.
+TOPOEP_BODY inline int32_t BusiestRank(const Context& context, const PaperMemory& memory, int32_t domain) {
+  int32_t busiest = context.domains.Size(domain) > 0 ? context.domains.Rank(domain, 0) : 0;
+  for (int32_t at = 1; at < context.domains.Size(domain); ++at) {
+    const int32_t rank = context.domains.Rank(domain, at);
+    if (memory.load[rank] > memory.load[busiest]) busiest = rank;
+  }
+  return busiest;
 }
 
 // A free slot of `rank` becomes a replica of the expert; returns its instance.
@@ -151,7 +161,7 @@ TOPOEP_BODY inline int32_t PlaceReplica(const Context& context, const PaperMemor
 
 // Stage 2: in every domain the busiest rank gives rows of one expert to a neighbour, at most half of the gap, until it
 // cannot. Preferred are large moves, then light targets, then targets that hold the expert, then pulls inside the
-// domain, then low rank and expert. Four dependent steps a move.
+// domain, then low rank and expert. Two dependent steps a move. Ends with a barrier after the last one.
 template <class Team>
 TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
   const auto target_of = [&](int32_t domain, int32_t i) { return context.domains.Rank(domain, i / context.instances); };
@@ -180,8 +190,10 @@ TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMem
     const uint64_t bits = static_cast<uint64_t>(rows) << 33 | lightness << 2 | nearness;
     return static_cast<int64_t>(bits ^ uint64_t{1} << 63);
   };
+  // Quotas are not read before the next barrier, so that lanes may still be moving rows of the last round.
+  PaperMove* moves = memory.moves;
   const auto decide = [&](int32_t domain, Best best) {
-    PaperMove& move = memory.move[domain];
+    PaperMove& move = moves[domain];
     move.rows = 0;
     if (!best.Found()) return;
     move.rows = rows_of(domain, best.index);
@@ -190,40 +202,30 @@ TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMem
     move.to = target_of(domain, best.index);
     const int32_t expert = state.ExpertOf(context, move.from, move.from_instance);
     move.to_instance = state.InstanceOf(context, move.to, expert);
-    if (move.to_instance < 0) {
-      move.to_instance = PlaceReplica(context, memory, state, move.to, expert);
-      memory.instance_load[int64_t{move.to} * context.instances + move.to_instance] = 0;
-    }
-    for (const int32_t sign : {-1, 1}) {
-      const int32_t rank = sign < 0 ? move.from : move.to;
-      const int32_t instance = sign < 0 ? move.from_instance : move.to_instance;
-      memory.instance_load[int64_t{rank} * context.instances + instance] += sign * move.rows;
-      memory.load[rank] += sign * move.rows;
-    }
+    if (move.to_instance < 0) move.to_instance = PlaceReplica(context, memory, state, move.to, expert);
+    memory.instance_load[int64_t{move.from} * context.instances + move.from_instance] -= move.rows;
+    memory.instance_load[int64_t{move.to} * context.instances + move.to_instance] += move.rows;
+    memory.load[move.from] -= move.rows;
+    memory.load[move.to] += move.rows;
+    memory.busiest[domain] = BusiestRank(context, memory, domain);
   };
+  team.ForEach(context.num_domains, [&](int32_t d) { memory.busiest[d] = BusiestRank(context, memory, d); });
+  team.Sync();
   while (true) {
-    team.ArgMaxEach(
-        context.num_domains, context.largest_domain,
-        [&](int32_t domain, int32_t at) {
-          return at < context.domains.Size(domain) ? memory.load[context.domains.Rank(domain, at)] : kNoKey;
-        },
-        [&](int32_t domain, Best best) {
-          memory.busiest[domain] = best.Found() ? context.domains.Rank(domain, best.index) : 0;
-        });
     team.ArgMaxEach(context.num_domains, context.largest_domain * context.instances, key, decide);
     bool any = false;
-    for (int32_t d = 0; d < context.num_domains; ++d) any |= memory.move[d].rows > 0;
+    for (int32_t d = 0; d < context.num_domains; ++d) any |= moves[d].rows > 0;
     if (!any) return;
     team.ScanEach(
         context.num_domains, context.ranks,
         [&](int32_t domain, int32_t source) {
-          const PaperMove& move = memory.move[domain];
+          const PaperMove& move = moves[domain];
           return move.rows == 0 ? int64_t{0} : *state.Quota(context, source, move.from, move.from_instance);
         },
         memory.before);
     // The rows of the sources in ascending order, until the move has what it wants.
     team.ForEach(context.num_domains * context.ranks, [&](int32_t i) {
-      const PaperMove& move = memory.move[i / context.ranks];
+      const PaperMove& move = moves[i / context.ranks];
       const int64_t wanted = move.rows - memory.before[i];
       if (wanted <= 0) return;
       int32_t* from = state.Quota(context, i % context.ranks, move.from, move.from_instance);
@@ -231,17 +233,32 @@ TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMem
       *from -= taken;
       *state.Quota(context, i % context.ranks, move.to, move.to_instance) += taken;
     });
-    team.Sync();
+    moves = moves == memory.moves ? moves + context.num_domains : memory.moves;
   }
 }
 
-// Writes slots (in order of placement) and quotas. Demand must be valid and Prepare() done.
+// Drops replicas that lost all their rows. Ends with a barrier.
+template <class Team>
+TOPOEP_BODY void FreeIdleSlots(Team& team, const Context& context, const State& state) {
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) {
+    const int32_t rank = i / context.slots;
+    const int32_t instance = context.mains + i % context.slots;
+    for (int32_t source = 0; source < context.ranks; ++source) {
+      if (*state.Quota(context, source, rank, instance) != 0) return;
+    }
+    state.slot_expert[i] = -1;
+  });
+  team.Sync();
+}
+
+// Writes slots (in order of placement) and quotas. Demand must be valid and Prepare() done. Ends with a barrier.
 template <class Team>
 TOPOEP_BODY void PaperPlan(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
   PlaceRemoteExperts(team, context, memory, state);
   SplitEvenly(team, context, memory, state);
   CountLoads(team, context, memory, state);
   ShedHalfGaps(team, context, memory, state);
+  FreeIdleSlots(team, context, state);
 }
 
 }  // namespace topoep

@@ -63,7 +63,7 @@ struct Workspace {
   char* memories;  // [teams, memory_bytes]
 };
 
-// Checks the demand, and prepares what all entries read.
+// Checks the demand, and prepares what all entries read; it is there after the next barrier.
 template <class Team>
 TOPOEP_BODY void Begin(Team& team, const Problem& problem, const Workspace& work) {
   team.Single([&] { *work.bad_tokens = 0; });
@@ -89,7 +89,7 @@ TOPOEP_BODY void RunEmpty(Team& team, const Workspace& work, const Memory& memor
 template <class Team>
 TOPOEP_BODY void MakePaperPlan(Team& team, const Workspace& work, const Memory& memory) {
   PaperPlan(team, work.context, work.paper, memory.spare_state);
-  SortSlots(team, *work.context.problem, memory.spare_state.slot_expert, memory.spare_state.quota, memory.sort,
+  SortSlots(team, *work.context.problem, memory.spare_state.slot_expert, memory.spare_state.quota,
             memory.state.slot_expert, memory.state.quota);
 }
 
@@ -143,11 +143,13 @@ TOPOEP_BODY Worth RefineBest(Team& team, const Workspace& work, const Memory& me
     if (entry < 0) break;
     last = entries.entry[entry].worth.cost;
     CopyState(team, context, memory.state, memory.best_state);
+    team.Sync();
     const Worth worth = refine(entry);
     if (worth.MeetsCap(*context.problem) && worth.cost < best.cost) {
       best = worth;
     } else {
       CopyState(team, context, memory.best_state, memory.state);
+      team.Sync();
     }
   }
   return best;
@@ -162,6 +164,7 @@ TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& w
     return;
   }
   const Entries& entries = work.entries;
+  team.ForEach(problem.num_ranks, [&](int32_t rank) { plan.rank_load[rank] = 0; });
   team.Single([&] {
     if (!work.RunsPaper()) entries.entry[entries.Paper()].exists = 0;
     *entries.choice = problem.planner == Planner::kNone          ? 0
@@ -177,7 +180,7 @@ TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& w
   } else {
     state = Restore(team, work, memory, choice);
   }
-  Finish(team, problem, state.slot_expert, state.quota, worth, entries.entry[0].worth, memory.sort, plan);
+  Finish(team, problem, state.slot_expert, state.quota, worth, entries.entry[0].worth, plan);
 }
 
 }  // namespace topoep

@@ -5,7 +5,7 @@ from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, Kind
 from topoep_jax.plan.topoep.improve import LEVEL_ROUNDS
 
 # Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan_depth_test.py counts them there.
-_PREPARE = 2
+_PREPARE = 1
 _SELECT = 2
 _FILL = 3  # and one for each slot of the largest domain and each move
 _SPLIT = 3
@@ -13,15 +13,17 @@ _SPREAD = 18
 _MEASURE = 3
 _ROUND = 3
 _ROUND_READS_QUOTAS = 1
-_CHOICE = 3
+_KEEP = 1
+_CONCLUDE = 3
 
 
 def dependent_steps(problem: Problem) -> int | None:
     """An upper bound that holds for any demand, with one team of threads for each candidate.
 
-    A step is one barrier of a team, or one reduction or scan over it. The path is what all candidates share, the
-    longest candidate, the choice, and the copy of the plan chosen. The paper's plan, where it competes, is not counted:
-    its moves follow one another for as long as the demand makes them.
+    A step is one barrier of a team, one reduction or scan over it, or the boundary of a kernel. The path is what all
+    candidates share, the longest candidate (which keeps its plans), the choice, and the final order of the plan chosen.
+    The paper's plan, where it competes beside them, is not counted: its moves follow one another for as long as the
+    demand makes them, two steps each.
 
     Args:
       problem: the question; `problem.effort` says how hard is searched.
@@ -38,7 +40,8 @@ def dependent_steps(problem: Problem) -> int | None:
     build = max(_build_steps(candidate, problem, effort.fill_moves) for candidate in tried)
     rounds = (*effort.thrifty, *effort.eager, *(LEVEL_ROUNDS if problem.cap_rows is not None else ()))
     improve = _MEASURE + _ROUND * len(rounds) + _ROUND_READS_QUOTAS * rounds.count(Kind.NEARBY)
-    return _PREPARE + build + improve + _CHOICE
+    phases = 3 if problem.cap_rows is not None else 2
+    return _PREPARE + build + improve + phases * _KEEP + _CONCLUDE
 
 
 def _build_steps(candidate: Candidate, problem: Problem, fill_moves: int) -> int:

@@ -57,8 +57,7 @@ struct Memory {
         fill(context, arena),
         jobs(context, arena),
         spread(context, arena),
-        improve(context, arena),
-        sort(*context.problem, arena) {}
+        improve(context, arena) {}
 
   State state;
   State spare_state;
@@ -68,7 +67,6 @@ struct Memory {
   Jobs jobs;
   SpreadMemory spread;
   ImproveMemory improve;
-  SortMemory sort;
 };
 
 template <class Team>
@@ -88,12 +86,13 @@ TOPOEP_BODY void Build(Team& team, const Context& context, const Effort& effort,
   if (candidate.spread >= 0) Spread(team, context, candidate.spread, memory.spread, memory.jobs, memory.state);
 }
 
-// Scores the plan in the state as entry `at`, and keeps it where plans are kept.
+// Scores the plan in the state as entry `at`, and keeps it where plans are kept. The state must not be written before
+// the next barrier.
 template <class Team>
 TOPOEP_BODY void Record(Team& team, const Context& context, Improver<Team>& improver, const State& state,
                         const Entries& entries, int32_t at) {
-  const int64_t cost = improver.PredictedPs();
-  team.Single([&] { entries.entry[at] = Entry{{cost, improver.Now().Aligned()}, improver.Now().TotalInter(), 1}; });
+  const Worth worth = improver.NowWorth();
+  team.Single([&] { entries.entry[at] = Entry{worth, improver.Now().TotalInter(), 1}; });
   if (!entries.Keeps()) return;
   team.Sync();
   CopyState(team, context, state, entries.Kept(context, at));

@@ -105,6 +105,7 @@ TOPOEP_BODY void CountSaved(Team& team, const Context& context) {
   });
 }
 
+// What it writes is seen after the next barrier.
 template <class Team>
 TOPOEP_BODY void Prepare(Team& team, const Context& context) {
   const Problem& problem = *context.problem;
@@ -178,7 +179,6 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     team.Add(&context.sums[0], rows);
     team.Add(&context.sums[1], inbound);
   });
-  team.Sync();
 }
 
 // The plan under construction of one candidate.
@@ -229,7 +229,7 @@ TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state
   });
 }
 
-// Ends with a barrier.
+// No barrier.
 template <class Team>
 TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from, const State& to) {
   team.ForEach(context.ranks * context.slots, [&](int32_t i) { to.slot_expert[i] = from.slot_expert[i]; });
@@ -237,7 +237,6 @@ TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from
     const int64_t row = int64_t{i} * context.instances;
     for (int32_t j = 0; j < context.instances; ++j) to.quota[row + j] = from.quota[row + j];
   });
-  team.Sync();
 }
 
 }  // namespace topoep

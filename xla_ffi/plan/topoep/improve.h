@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/cost.h"
+#include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/measure.h"
 #include "xla_ffi/plan/topoep/search.h"
@@ -71,12 +72,17 @@ class Improver {
     team_.ForEach(context_.ranks, [&](int32_t r) {
       for (int32_t n = 0; n < context_.slots; ++n) {
         const int64_t item = int64_t{r} * context_.instances + context_.mains + n;
-        if (Now().rows[item] == 0) state_.slot_expert[int64_t{r} * context_.slots + n] = -1;
+        int32_t& expert = state_.slot_expert[int64_t{r} * context_.slots + n];
+        if (Now().rows[item] == 0 && expert >= 0) expert = -1;
       }
     });
   }
 
   TOPOEP_BODY const Measure& Now() const { return memory_.measures[now_]; }
+
+  TOPOEP_BODY Worth NowWorth() {
+    return {PredictedPs(), Now().Aligned(), Now().FarPulls() > 0 || Now().NearPulls() > 0};
+  }
 
   // Picoseconds of the plan as it is. Without dependent steps where a token's rows travel on their own and each replica
   // is pulled from its main.

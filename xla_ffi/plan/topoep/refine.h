@@ -50,8 +50,7 @@ TOPOEP_BODY Worth Refine(Team& team, const Context& context, const Effort& effor
     Improver<Team> improver(team, context, memory, state);
     improver.Start();
     if (change >= 0) improver.Run(Target::kEager, effort.eager, effort.num_eager);
-    const int64_t aligned = improver.Now().Aligned();
-    const Worth worth{improver.PredictedPs(), aligned};
+    const Worth worth = improver.NowWorth();
     team.Sync();
     return worth;
   };
@@ -60,6 +59,7 @@ TOPOEP_BODY Worth Refine(Team& team, const Context& context, const Effort& effor
   const int32_t changes = context.ranks * context.slots * (context.experts + 1);
   for (int32_t wave = 0; wave < effort.refine_waves; ++wave) {
     CopyState(team, context, state, best);
+    team.Sync();
     int32_t chosen = -1;
     for (int32_t change = 0; change < changes; ++change) {
       if (!IsChange(context, best, change)) continue;
@@ -69,6 +69,7 @@ TOPOEP_BODY Worth Refine(Team& team, const Context& context, const Effort& effor
         chosen = change;
       }
       CopyState(team, context, best, state);
+      team.Sync();
     }
     if (chosen < 0) break;
     run(chosen);
