@@ -220,18 +220,29 @@ LOG = """ptxas info    : 775 bytes gmem
 ptxas info    : Compiling entry function '_ZN6topoep12_GLOBAL__N_14PullILi4EEEvPi' for 'sm_90'
 ptxas info    : Function properties for _ZN6topoep12_GLOBAL__N_14PullILi4EEEvPi
     136 bytes stack frame, {stores} bytes spill stores, 8 bytes spill loads
-ptxas info    : Used 80 registers, used 1 barriers, 136 bytes cumulative stack size, 128 bytes smem
+ptxas info    : Used 80 registers, used 1 barriers, 152 bytes cumulative stack size, 128 bytes smem
+ptxas info    : Function properties for _ZN6topoep3gin3GetEv
+    0 bytes stack frame, 16 bytes spill stores, 24 bytes spill loads
+ptxas info    : Compiling entry function '_ZN6topoep4PushEPi' for 'sm_90'
+ptxas info    : Function properties for _ZN6topoep4PushEPi
+    0 bytes stack frame, 0 bytes spill stores, 0 bytes spill loads
+ptxas info    : Used 26 registers, used 0 barriers
 """
 
 
 def test_the_kernel_table_tells_what_spills(tmp_path: Path) -> None:
-    (tmp_path / "transfer.log").write_text(LOG.format(stores=4))
-    [kernel] = rows = kernel_table.kernels([tmp_path])
-    assert kernel == kernel_table.Kernel("topoep::Pull<4>", "sm_90", 80, 136, 4, 8, 128)
+    log = tmp_path / "transfer.log"
+    log.write_text(LOG.format(stores=4))
+    rows = kernel_table.kernels([tmp_path])
+    assert rows == [
+        kernel_table.Kernel("topoep::Pull<4>", "sm_90", 80, 152, 20, 32, 128),
+        kernel_table.Kernel("topoep::Push", "sm_90", 26, 0, 0, 0, 0),
+    ]
     text = kernel_table.render(rows, "13.0.88")
     assert kernel_table.read(text) == rows and not kernel_table.faults(rows, kernel_table.read(text))
-    assert kernel_table.faults(rows, []) == ["topoep::Pull<4> for sm_90 is not in the table"]
+    assert kernel_table.faults(rows, rows[1:]) == ["topoep::Pull<4> for sm_90 is not in the table"]
+    assert kernel_table.faults(rows[1:], rows) == ["topoep::Pull<4> for sm_90 is in the table, but not built"]
     assert kernel_table.faults([], rows) == ["ptxas reported no kernel: the build was not made with -Xptxas -v"]
-    (tmp_path / "transfer.log").write_text(LOG.format(stores=12))
+    log.write_text(LOG.format(stores=12))
     [fault] = kernel_table.faults(kernel_table.kernels([tmp_path]), rows)
-    assert "spills 12 + 8 bytes (stores + loads), and 4 + 8 in the table" in fault
+    assert "spills 28 + 32 bytes (stores + loads), and 20 + 32 in the table" in fault
