@@ -10,6 +10,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/plan/topoep/depth.h"
+#include "xla_ffi/transport/sizes.h"
 #include "xla_ffi/plan/topoep/search.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);
@@ -50,6 +51,16 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
   return {depth.path.steps, depth.path.items, depth.paper.steps, depth.paper.items};
 }
 
+// Bytes of every window of a group, then of every workspace, for topoep_jax/transport.
+std::vector<int64_t> GroupSizes(const std::vector<int32_t>& domain_of_rank, int32_t mains_per_rank, int32_t num_slots,
+                                int64_t expert_bytes, int64_t pulls, int64_t staging_bytes, int64_t bounce_bytes) {
+  const topoep::LayerShape layer{mains_per_rank, num_slots, expert_bytes, static_cast<topoep::Pulls>(pulls)};
+  const topoep::GroupSizes sizes = topoep::SizesOf(domain_of_rank, layer, staging_bytes, bounce_bytes);
+  std::vector<int64_t> bytes(sizes.windows.begin(), sizes.windows.end());
+  bytes.insert(bytes.end(), sizes.workspaces.begin(), sizes.workspaces.end());
+  return bytes;
+}
+
 }  // namespace
 
 PYBIND11_MODULE(_xla_ffi, module) {
@@ -63,4 +74,5 @@ PYBIND11_MODULE(_xla_ffi, module) {
       },
       "Name of each FFI target -> capsule of its handler.");
   module.def("topoep_depth", &TopoepDepth, "Dependent steps of planner topoep, and the most items of a thread in one.");
+  module.def("group_sizes", &GroupSizes, "Bytes of every window of a transport's group, then of its workspaces.");
 }

@@ -55,6 +55,7 @@ TRANSFER_SRCS = []
 SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
     "xla_ffi/plan/call.h",
+    "xla_ffi/transport/sizes.h",
 ]
 
 MODULE_SRCS = [
@@ -63,9 +64,22 @@ MODULE_SRCS = [
 ]
 
 # The CUDA library: topoep_jax/_cuda_build.py compiles these, PLAN_SRCS and SHARED_SRCS with nvcc.
-CUDA_HDRS = []
+CUDA_HDRS = [
+    "xla_ffi/transfer/bulk_ring.cuh",
+    "xla_ffi/transfer/nccl_fabric.cuh",
+    "xla_ffi/transfer/transfer_cuda.h",
+    "xla_ffi/transport/device_group.h",
+    "xla_ffi/transport/group.h",
+    "xla_ffi/transport/nccl_api.h",
+]
 
-CUDA_SRCS = []
+CUDA_SRCS = [
+    "xla_ffi/transfer/cuda_ffi.cc",
+    "xla_ffi/transfer/transfer.cu",
+    "xla_ffi/transport/c_api.cc",
+    "xla_ffi/transport/group.cc",
+    "xla_ffi/transport/nccl_api.cc",
+]
 
 CC_TESTS = [
     "cost_test",

@@ -83,7 +83,8 @@ class NcclFabric {
   __device__ int32_t Worker() const { return static_cast<int32_t>(blockIdx.x); }
   __device__ int32_t NumWorkers() const { return static_cast<int32_t>(gridDim.x); }
   __device__ const RankState& State() const { return group_.state; }
-  __device__ bool CanGet(int32_t peer) const { return IsNear(peer) || group_.network_gets != 0; }
+  __device__ bool CanGet(int32_t peer) const { return IsNear(peer) || CanGetAll(); }
+  __device__ bool CanGetAll() const { return !kNetwork || group_.network_gets != 0; }
   __device__ char* Local(Window window, int64_t at) const { return group_.local[window] + at; }
 
   __device__ void Get(int32_t peer, Window from, int64_t from_at, Window to, int64_t to_at, int64_t bytes) {
@@ -122,7 +123,7 @@ class NcclFabric {
     if constexpr (kNetwork) FlushNetwork();
   }
 
-  __device__ bool Arrive(int32_t counter) {
+  __device__ bool Arrive(Counter counter) {
     FenceBulk();  // what this thread wrote may be read by bulk copies of whoever learns of it
     __syncthreads();
     bool last = false;

@@ -1,6 +1,7 @@
 // The CUDA handlers of replica transfer, as topoep_jax/transfer/device.py calls them. R ranks, Em mains and N slots per
-// rank, D elements per expert. Each runs on the given stream, launches kernels only (schedule by one block, then the
-// body by W blocks), allocates from XLA's scratch allocator only and reads nothing back.
+// rank, D elements per expert. Each launches two kernels on the given stream, the schedule by one block, then the body
+// by W blocks. It allocates nothing (schedules live in the group: XLA may hand scratch memory to another stream while
+// a kernel still runs) and reads nothing back.
 //
 // TopoepPullCuda, target "topoep_pull":
 //   operands   mains [Em, D] of any dtype; slot_expert int32 [R, N], -1 where empty; epoch int32 [1]
@@ -23,5 +24,33 @@
 
 #ifndef TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
 #define TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
+
+#include <cuda_runtime_api.h>
+
+#include <cstdint>
+
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/transfer/pull_schedule.h"
+#include "xla_ffi/transfer/push_schedule.h"
+
+namespace topoep {
+
+class Group;
+
+// The int32 [1] that orders calls: `next` becomes `current` plus one. They may be one.
+struct EpochToken {
+  const int32_t* current;
+  int32_t* next;
+};
+
+// All pointers are to device memory, those in `problem` and the schedules included. The kernels are enqueued, or the
+// error says why not; what goes wrong later shows when the stream is synchronised.
+cudaError_t LaunchPull(const Group& group, const Problem& problem, const PullSchedule& schedule,
+                       const int32_t* slot_expert, const void* mains, void* slots, EpochToken epoch,
+                       cudaStream_t stream);
+cudaError_t LaunchPush(const Group& group, const PushSchedule& schedule, const int32_t* slot_expert,
+                       const float* slot_grads, float* main_grads, EpochToken epoch, cudaStream_t stream);
+
+}  // namespace topoep
 
 #endif  // TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_

@@ -7,6 +7,7 @@
 #include <memory>
 #include <string>
 #include <thread>
+#include <utility>
 #include <vector>
 
 #include "xla_ffi/transport/group.h"
@@ -65,21 +66,26 @@ int topoep_unique_id(char* id, char* error, int64_t error_size) {
 }
 
 // Allocates the windows and the state of group `id` on each of this process's devices; on failure nothing is left.
-int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* ranks, int32_t num_local, int32_t num_ranks,
-                         int32_t num_workers, int64_t timeout_ns, const int64_t* window_bytes, int32_t num_windows,
-                         char* error, int64_t error_size) {
+// `bytes` are those of every window, then of every workspace.
+int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* ranks, int32_t num_local,
+                         const int32_t* domain_of_rank, int32_t num_ranks, int32_t num_workers, int64_t timeout_ns,
+                         const int64_t* bytes, int32_t num_bytes, char* error, int64_t error_size) {
   std::string reason;
   const topoep::NcclApi* nccl = topoep::LoadNccl(nullptr, &reason);
   if (nccl == nullptr) return topoep::Result(reason, error, error_size);
-  if (num_windows != topoep::kNumWindows) {
-    reason = "this CUDA library has " + std::to_string(topoep::kNumWindows) + " windows, not " +
-             std::to_string(num_windows) + ": rebuild it";
+  constexpr int32_t kExpected = topoep::kNumWindows + topoep::kNumWorkspaces;
+  if (num_bytes != kExpected) {
+    reason = "the CUDA library expects " + std::to_string(kExpected) + " sizes, not " + std::to_string(num_bytes) +
+             ": build the extension _xla_ffi and the CUDA library from the same sources";
     return topoep::Result(reason, error, error_size);
   }
+  topoep::GroupSizes sizes;
+  std::copy_n(bytes, topoep::kNumWindows, sizes.windows.begin());
+  std::copy_n(bytes + topoep::kNumWindows, topoep::kNumWorkspaces, sizes.workspaces.begin());
   reason = topoep::OnEach(num_local, [&](int32_t i, std::string* why) {
-    topoep::GroupOptions options{devices[i], ranks[i], num_ranks, num_workers, timeout_ns, {}};
-    std::copy_n(window_bytes, topoep::kNumWindows, options.window_bytes.begin());
-    std::unique_ptr<topoep::Group> group = topoep::Group::Prepare(*nccl, options, why);
+    topoep::GroupOptions options{
+        devices[i], ranks[i], num_workers, timeout_ns, {domain_of_rank, domain_of_rank + num_ranks}, sizes};
+    std::unique_ptr<topoep::Group> group = topoep::Group::Prepare(*nccl, std::move(options), why);
     if (group != nullptr) topoep::AddGroup(id, std::move(group));
   });
   if (!reason.empty()) topoep::Destroy(id, devices, num_local);

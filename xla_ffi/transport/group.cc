@@ -1,11 +1,13 @@
 #include "xla_ffi/transport/group.h"
 
+#include <algorithm>
 #include <map>
 #include <mutex>
 #include <string>
 #include <utility>
 
 #include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
 
 namespace topoep {
 namespace {
@@ -41,30 +43,24 @@ bool Group::Ok(ncclResult_t result, const char* action, std::string* error) cons
   return false;
 }
 
-std::unique_ptr<Group> Group::Prepare(const NcclApi& nccl, const GroupOptions& options, std::string* error) {
-  std::unique_ptr<Group> group(new Group(nccl, options));
+std::unique_ptr<Group> Group::Prepare(const NcclApi& nccl, GroupOptions options, std::string* error) {
+  const auto& domains = options.domain_of_rank;
+  const bool network = std::any_of(domains.begin(), domains.end(), [](int32_t domain) { return domain != 0; });
+  if (network && nccl.version != NCCL_VERSION_CODE) {
+    *error = "NCCL " + VersionText(nccl.version) + " is loaded, and kernels that send between domains must be built" +
+             " with its own headers, not those of " + VersionText(NCCL_VERSION_CODE) +
+             ": install that version, or the matching headers";
+    return nullptr;
+  }
+  std::unique_ptr<Group> group(new Group(nccl, std::move(options)));
   if (!group->Allocate(error)) return nullptr;
   return group;
 }
 
 bool Group::Allocate(std::string* error) {
-  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error)) return false;
-  for (int32_t w = 0; w < kNumWindows; ++w) {
-    const int64_t bytes = Pages(options_.window_bytes[w]);
-    on_device_.bytes[w] = bytes;
-    if (bytes == 0) continue;
-    const std::string action = "allocating a window of " + std::to_string(bytes) + " bytes (is too much of the GPU's" +
-                               " memory preallocated? see XLA_PYTHON_CLIENT_MEM_FRACTION)";
-    if (!Ok(nccl_.MemAlloc(&memory_[w], bytes), action.c_str(), error)) return false;
-    if (reinterpret_cast<uintptr_t>(memory_[w]) % kPage != 0) {
-      *error = "NCCL allocated a window that is not aligned to " + std::to_string(kPage) + " bytes";
-      return false;
-    }
-    on_device_.local[w] = static_cast<char*>(memory_[w]);
-  }
+  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) || !AllocateWindows(error)) return false;
   Arena measured;
-  RankState(options_.num_ranks, measured);
-  measured.Take<int32_t>(1);
+  LayOut(measured);
   if (!Ok(cudaMalloc(&state_, measured.Used()), "allocating the group's state", error) ||
       !Ok(cudaMemset(state_, 0, measured.Used()), "clearing the group's state", error) ||
       !Ok(cudaMemset(memory_[kSignals], 0, on_device_.bytes[kSignals]), "clearing the signals", error) ||
@@ -74,28 +70,73 @@ bool Group::Allocate(std::string* error) {
   }
   *failure_ = Failure{};
   Arena arena(state_);
-  on_device_.state = RankState(options_.num_ranks, arena);
-  on_device_.failing = arena.Take<int32_t>(1);
+  LayOut(arena);
   on_device_.timeout_ns = options_.timeout_ns;
   // Peers write signals as soon as they have connected, so they must find zeros that are there to stay.
-  return Ok(cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device_.failure), failure_, 0),
+  return WriteTables(error) &&
+         Ok(cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device_.failure), failure_, 0),
             "mapping the error record", error) &&
          Ok(cudaDeviceSynchronize(), "clearing the group's state", error);
+}
+
+bool Group::AllocateWindows(std::string* error) {
+  for (int32_t w = 0; w < kNumWindows; ++w) {
+    const int64_t bytes = Pages(options_.sizes.windows[w]);
+    on_device_.bytes[w] = bytes;
+    if (bytes == 0) continue;
+    const std::string action =
+        "allocating a window of " + std::to_string(bytes) +
+        " bytes (JAX may have preallocated the GPU's memory: lower XLA_PYTHON_CLIENT_MEM_FRACTION)";
+    if (!Ok(nccl_.MemAlloc(&memory_[w], bytes), action.c_str(), error)) return false;
+    if (reinterpret_cast<uintptr_t>(memory_[w]) % kPage != 0) {
+      *error = "NCCL allocated a window that is not aligned to " + std::to_string(kPage) + " bytes";
+      return false;
+    }
+    on_device_.local[w] = static_cast<char*>(memory_[w]);
+  }
+  return true;
+}
+
+// Everything but the windows; called to measure, then to place.
+void Group::LayOut(Arena& arena) {
+  const int32_t num_ranks = options_.num_ranks();
+  on_device_.state = RankState(num_ranks, arena);
+  on_device_.failing = arena.Take<int32_t>(1);
+  domain_of_rank_ = arena.Take<int32_t>(num_ranks);
+  domains_ = {arena.Take<int32_t>(num_ranks + 1), arena.Take<int32_t>(num_ranks), arena.Take<int32_t>(num_ranks)};
+  for (int32_t i = 0; i < kNumWorkspaces; ++i) workspaces_[i] = arena.Take<char>(options_.sizes.workspaces[i]);
+}
+
+bool Group::WriteTables(std::string* error) {
+  const Problem problem = ProblemOf(options_.domain_of_rank, {});
+  const DomainTable table(problem);
+  const auto write = [&](const int32_t* to, const int32_t* from, int32_t count) {
+    return Ok(cudaMemcpy(const_cast<int32_t*>(to), from, count * sizeof(int32_t), cudaMemcpyHostToDevice),
+              "writing the topology", error);
+  };
+  return write(domain_of_rank_, problem.domain_of_rank, problem.num_ranks) &&
+         write(domains_.begin, table.View().begin, problem.num_domains + 1) &&
+         write(domains_.ranks, table.View().ranks, problem.num_ranks) &&
+         write(domains_.position, table.View().position, problem.num_ranks);
 }
 
 bool Group::Connect(const ncclUniqueId& id, std::string* error) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.commName = "topoep";
   if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) ||
-      !Ok(nccl_.CommInitRankConfig(&comm_, options_.num_ranks, id, options_.rank, &config), "creating the communicator",
-          error)) {
+      !Ok(nccl_.CommInitRankConfig(&comm_, options_.num_ranks(), id, options_.rank, &config),
+          "creating the communicator", error)) {
     return false;
   }
-  connected_ = CreateDeviceComm(error) && Register(error);
+  ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
+  connected_ =
+      Require(&requirements, error) && Register(error) &&
+      Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error);
   return connected_;
 }
 
-bool Group::CreateDeviceComm(std::string* error) {
+// What the kernels need of NCCL, or why it cannot give that.
+bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error) {
   ncclCommProperties_t properties = NCCL_COMM_PROPERTIES_INITIALIZER;
   if (!Ok(nccl_.CommQueryProperties(comm_, &properties), "asking for the communicator's properties", error)) {
     return false;
@@ -113,23 +154,15 @@ bool Group::CreateDeviceComm(std::string* error) {
                                                        : "GIN connection from every rank to every other");
     return false;
   }
-  if (network && nccl_.version != NCCL_VERSION_CODE) {
-    *error = "NCCL " + VersionText(nccl_.version) + " is loaded, and kernels that use GIN must be built with its own" +
-             " headers, not those of " + VersionText(NCCL_VERSION_CODE) + ": rebuild the CUDA library";
-    return false;
-  }
-  ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
-  requirements.ginVaSignalsRequired = false;
-  requirements.ginStrongSignalsRequired = network;
+  requirements->ginVaSignalsRequired = false;
+  requirements->ginStrongSignalsRequired = network;
   if (network) {
-    requirements.ginConnectionType = NCCL_GIN_CONNECTION_FULL;
-    requirements.ginSignalCount = kNumWords * options_.num_ranks;
+    requirements->ginConnectionType = NCCL_GIN_CONNECTION_FULL;
+    requirements->ginSignalCount = kNumWords * options_.num_ranks();
   }
   // NCCL tells no one whether a backend can read. GDAKI can; elsewhere the owner pushes, which works with all.
   on_device_.network_gets = properties.ginType == NCCL_GIN_TYPE_GDAKI;
-  device_comm_ =
-      Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error);
-  return device_comm_;
+  return true;
 }
 
 bool Group::Register(std::string* error) {

@@ -12,25 +12,32 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
+#include <vector>
 
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
 #include "xla_ffi/transport/device_group.h"
 #include "xla_ffi/transport/nccl_api.h"
+#include "xla_ffi/transport/sizes.h"
 
 namespace topoep {
 
 struct GroupOptions {
   int32_t device;  // CUDA ordinal
   int32_t rank;
-  int32_t num_ranks;
-  int32_t num_workers;                            // blocks of every kernel; all of them must fit on the device together
-  int64_t timeout_ns;                             // of every wait in a kernel
-  std::array<int64_t, kNumWindows> window_bytes;  // the same on every rank
+  int32_t num_workers;                  // blocks of every kernel; all of them must fit on the device together
+  int64_t timeout_ns;                   // of every wait in a kernel
+  std::vector<int32_t> domain_of_rank;  // [R]
+  GroupSizes sizes;                     // the same on every rank
+
+  int32_t num_ranks() const { return static_cast<int32_t>(domain_of_rank.size()); }
 };
 
 class Group {
  public:
   // Allocates windows and state on the device. Null with a reason in `error`.
-  static std::unique_ptr<Group> Prepare(const NcclApi& nccl, const GroupOptions& options, std::string* error);
+  static std::unique_ptr<Group> Prepare(const NcclApi& nccl, GroupOptions options, std::string* error);
 
   // Joins the other ranks: communicator, windows, device communicator. Returns when all have; false with a reason.
   bool Connect(const ncclUniqueId& id, std::string* error);
@@ -46,25 +53,36 @@ class Group {
   bool connected() const { return connected_; }
   const DeviceGroup& on_device() const { return on_device_; }
   int32_t lsa_size() const { return on_device_.comm.lsaSize; }
-  bool uses_network() const { return lsa_size() < options_.num_ranks; }
+  bool uses_network() const { return lsa_size() < options_.num_ranks(); }
+  void* workspace(Workspace which) const { return workspaces_[which]; }
+
+  // The tables of options().domain_of_rank in device memory.
+  const int32_t* domain_of_rank() const { return domain_of_rank_; }
+  const Domains& domains() const { return domains_; }
+
   Failure failure() const;
 
  private:
-  Group(const NcclApi& nccl, const GroupOptions& options) : nccl_(nccl), options_(options) {}
+  Group(const NcclApi& nccl, GroupOptions options) : nccl_(nccl), options_(std::move(options)) {}
 
   bool Allocate(std::string* error);
+  bool AllocateWindows(std::string* error);
+  void LayOut(Arena& arena);
+  bool WriteTables(std::string* error);
   bool Register(std::string* error);
-  bool CreateDeviceComm(std::string* error);
+  bool Require(ncclDevCommRequirements_t* requirements, std::string* error);
   bool Ok(cudaError_t result, const char* action, std::string* error) const;
   bool Ok(ncclResult_t result, const char* action, std::string* error) const;
 
   const NcclApi& nccl_;
   GroupOptions options_;
   ncclComm_t comm_ = nullptr;
-  bool device_comm_ = false;
   bool connected_ = false;
   std::array<void*, kNumWindows> memory_{};
-  void* state_ = nullptr;
+  void* state_ = nullptr;  // one allocation for all that follows
+  std::array<void*, kNumWorkspaces> workspaces_{};
+  const int32_t* domain_of_rank_ = nullptr;
+  Domains domains_{};
   Failure* failure_ = nullptr;
   DeviceGroup on_device_{};
 };

@@ -1,0 +1,180 @@
+// XLA's view of replica transfer on CUDA: finds the group, checks that the call fits it, launches. See transfer_cuda.h.
+
+#include <cuda_runtime_api.h>
+
+#include <algorithm>
+#include <cstdint>
+#include <limits>
+#include <memory>
+#include <string>
+#include <utility>
+
+#include "xla/ffi/api/ffi.h"
+#include "xla_ffi/transfer/transfer_cuda.h"
+#include "xla_ffi/transport/group.h"
+#include "xla_ffi/transport/sizes.h"
+
+namespace topoep {
+namespace {
+
+namespace ffi = xla::ffi;
+
+using Dimensions = ffi::Span<const int64_t>;
+using Int32s = ffi::Buffer<ffi::S32>;
+using Floats = ffi::Buffer<ffi::F32>;
+using Int32Attribute = ffi::Span<const int32_t>;
+
+std::string Text(Dimensions dimensions) {
+  std::string text = "[";
+  for (const int64_t dimension : dimensions) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
+  return text + "]";
+}
+
+// A connected group, or null with the reason in `error`.
+std::shared_ptr<Group> Find(const char* target, int64_t id, int32_t device, ffi::Error* error) {
+  std::shared_ptr<Group> group = FindGroup(id, device);
+  if (group != nullptr && group->connected()) return group;
+  *error = ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      std::string(target) + ": group " + std::to_string(id) + " is not there on device " +
+                          std::to_string(device) + ": call topoep_jax.transport.init(mesh, axis) before the program" +
+                          " runs and trace the program after it; a group made with compile_only=True never runs, and" +
+                          " one that was shut down does not run any more");
+  return nullptr;
+}
+
+ffi::Error Refuse(const char* target, const std::string& what) {
+  return ffi::Error::InvalidArgument(std::string(target) + ": " + what);
+}
+
+ffi::Error Launched(const char* target, cudaError_t result) {
+  if (result == cudaSuccess) return ffi::Error::Success();
+  return ffi::Error::Internal(std::string(target) + ": the kernels do not launch: " + cudaGetErrorString(result));
+}
+
+// Whether own experts [Em, D] and slots [N, D] belong to slot_expert [R, N] of the group.
+ffi::Error CheckShapes(const char* target, const Group& group, Dimensions mains, Dimensions slots,
+                       Dimensions slot_expert) {
+  const bool fits = mains.size() == 2 && slots.size() == 2 && slot_expert.size() == 2 && mains[0] > 0 && slots[0] > 0 &&
+                    mains[1] == slots[1] && slot_expert[0] == group.options().num_ranks() &&
+                    slot_expert[1] == slots[0] &&
+                    mains[0] <= std::numeric_limits<int32_t>::max() / group.options().num_ranks();
+  if (fits) return ffi::Error::Success();
+  return Refuse(target,
+                "mains " + Text(mains) + ", slots " + Text(slots) + " and slot_expert " + Text(slot_expert) +
+                    " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(group.options().num_ranks()));
+}
+
+// Whether the layer fits what the group was made for.
+ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& layer) {
+  const GroupSizes& made = group.options().sizes;
+  const GroupSizes needed = SizesOf(group.options().domain_of_rank, layer, made.windows[kStaging], 0);
+  const auto larger = [](auto a, auto b) { return a > b; };
+  if (!std::equal(needed.windows.begin(), needed.windows.end(), made.windows.begin(), std::not_fn(larger)) ||
+      !std::equal(needed.workspaces.begin(), needed.workspaces.end(), made.workspaces.begin(), std::not_fn(larger))) {
+    return Refuse(target, "a layer with " + std::to_string(layer.mains_per_rank) + " mains and " +
+                              std::to_string(layer.num_slots) + " slots of " + std::to_string(layer.expert_bytes) +
+                              " bytes does not fit the group: name its LayerConfig in transport.init");
+  }
+  return ffi::Error::Success();
+}
+
+ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32s slot_expert, Int32s epoch,
+                ffi::Result<ffi::AnyBuffer> slots, ffi::Result<Int32s> next_epoch, int64_t id,
+                Int32Attribute domain_of_rank, int64_t pulls, int64_t expert_bytes, int64_t inter_fs_per_byte,
+                int64_t intra_fs_per_byte) {
+  constexpr char kTarget[] = "topoep_pull";
+  ffi::Error error = ffi::Error::Success();
+  const std::shared_ptr<Group> group = Find(kTarget, id, device, &error);
+  if (group == nullptr) return error;
+  error = CheckShapes(kTarget, *group, mains.dimensions(), slots->dimensions(), slot_expert.dimensions());
+  if (error.failure()) return error;
+  const auto& domains = group->options().domain_of_rank;
+  if (!std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
+    return Refuse(kTarget, "domain_of_rank is not that of group " + std::to_string(id) +
+                               ": the layer and transport.init must be given the same topology");
+  }
+  // The planner's own bounds are tighter; these only keep the sums of prices within 64 bits.
+  const double most = 1e18 / (static_cast<double>(slot_expert.element_count()) * std::max<int64_t>(expert_bytes, 1));
+  if (pulls < 0 || pulls > static_cast<int64_t>(Pulls::kBest) || expert_bytes < 0 || inter_fs_per_byte < 0 ||
+      intra_fs_per_byte < 0 || std::max(inter_fs_per_byte, intra_fs_per_byte) > most) {
+    return Refuse(kTarget, "pulls=" + std::to_string(pulls) + ", expert_bytes=" + std::to_string(expert_bytes) +
+                               ", inter_fs_per_byte=" + std::to_string(inter_fs_per_byte) +
+                               ", intra_fs_per_byte=" + std::to_string(intra_fs_per_byte) + " are out of range");
+  }
+  if (slots->element_type() != mains.element_type()) return Refuse(kTarget, "mains and slots differ in dtype");
+  const int64_t row_bytes = static_cast<int64_t>(mains.size_bytes()) / mains.dimensions()[0];
+  const LayerShape layer{static_cast<int32_t>(mains.dimensions()[0]), static_cast<int32_t>(slots->dimensions()[0]),
+                         row_bytes, static_cast<Pulls>(pulls)};
+  error = CheckSizes(kTarget, *group, layer);
+  if (error.failure()) return error;
+  Problem problem = ProblemOf(domains, layer);
+  const DomainTable table(problem);
+  Arena arena(group->workspace(kPullSchedule));
+  const PullSchedule schedule(problem, table.View(), group->options().rank, row_bytes, arena);
+  problem.domain_of_rank = group->domain_of_rank();
+  problem.cost.expert_bytes = expert_bytes;
+  problem.cost.inter_fs_per_byte = inter_fs_per_byte;
+  problem.cost.intra_fs_per_byte = intra_fs_per_byte;
+  return Launched(kTarget, LaunchPull(*group, problem, schedule, slot_expert.typed_data(), mains.untyped_data(),
+                                      slots->untyped_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
+}
+
+ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats main_grads, Int32s slot_expert,
+                Int32s epoch, ffi::Result<Floats> sums, ffi::Result<Int32s> next_epoch, int64_t id) {
+  constexpr char kTarget[] = "topoep_push";
+  ffi::Error error = ffi::Error::Success();
+  const std::shared_ptr<Group> group = Find(kTarget, id, device, &error);
+  if (group == nullptr) return error;
+  error = CheckShapes(kTarget, *group, main_grads.dimensions(), slot_grads.dimensions(), slot_expert.dimensions());
+  if (error.failure()) return error;
+  if (sums->typed_data() != main_grads.typed_data()) return Refuse(kTarget, "result 0 must alias operand 1");
+  const LayerShape layer{static_cast<int32_t>(main_grads.dimensions()[0]),
+                         static_cast<int32_t>(slot_grads.dimensions()[0]), 0, Pulls::kDirect};
+  error = CheckSizes(kTarget, *group, layer);
+  if (error.failure()) return error;
+  const WindowShape shape =
+      ShapeOf(group->options().domain_of_rank, layer, group->options().sizes.windows[kStaging], 0);
+  if (shape.staging_bytes < shape.LeastStaging()) {
+    return Refuse(kTarget, "the group's staging of " + std::to_string(shape.staging_bytes) +
+                               " bytes is less than the " + std::to_string(shape.LeastStaging()) + " that " +
+                               std::to_string(shape.NumReplicas()) +
+                               " replicas need: raise staging_bytes in transport.init");
+  }
+  Arena arena(group->workspace(kPushSchedule));
+  const PushSchedule schedule(shape.num_ranks, layer.num_slots, layer.mains_per_rank, group->options().rank,
+                              main_grads.dimensions()[1] * static_cast<int64_t>(sizeof(float)), shape.HalfBytes(),
+                              arena);
+  return Launched(kTarget, LaunchPush(*group, schedule, slot_expert.typed_data(), slot_grads.typed_data(),
+                                      sums->typed_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
+}
+
+}  // namespace
+}  // namespace topoep
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPullCuda, topoep::Pull,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                                  .Arg<xla::ffi::AnyBuffer>()  // mains
+                                  .Arg<topoep::Int32s>()       // slot_expert
+                                  .Arg<topoep::Int32s>()       // epoch
+                                  .Ret<xla::ffi::AnyBuffer>()  // slots
+                                  .Ret<topoep::Int32s>()       // epoch
+                                  .Attr<int64_t>("group")
+                                  .Attr<topoep::Int32Attribute>("domain_of_rank")
+                                  .Attr<int64_t>("pulls")
+                                  .Attr<int64_t>("expert_bytes")
+                                  .Attr<int64_t>("inter_fs_per_byte")
+                                  .Attr<int64_t>("intra_fs_per_byte"));
+
+XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPushCuda, topoep::Push,
+                              xla::ffi::Ffi::Bind()
+                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
+                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                                  .Arg<topoep::Floats>()  // slot_grads
+                                  .Arg<topoep::Floats>()  // main_grads
+                                  .Arg<topoep::Int32s>()  // slot_expert
+                                  .Arg<topoep::Int32s>()  // epoch
+                                  .Ret<topoep::Floats>()  // main_grads
+                                  .Ret<topoep::Int32s>()  // epoch
+                                  .Attr<int64_t>("group"));

@@ -1,0 +1,87 @@
+// Bytes that a group needs on every rank, from what is known before any plan. On the host; no CUDA, no NCCL.
+
+#ifndef TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_
+#define TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_
+
+#include <algorithm>
+#include <array>
+#include <cstdint>
+#include <vector>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/transfer/pull_schedule.h"
+#include "xla_ffi/transfer/push_schedule.h"
+#include "xla_ffi/transfer/windows.h"
+
+namespace topoep {
+
+// Working memory beside the windows, one of each so that a pull and a push may be under way together.
+enum Workspace : int32_t { kPullSchedule, kPushSchedule, kNumWorkspaces };
+
+struct GroupSizes {
+  std::array<int64_t, kNumWindows> windows{};
+  std::array<int64_t, kNumWorkspaces> workspaces{};
+};
+
+// A layer's replicas: what its pulls and pushes have to know beside the plan.
+struct LayerShape {
+  int32_t mains_per_rank;
+  int32_t num_slots;
+  int64_t expert_bytes;  // one expert's parameters
+  Pulls pulls;
+};
+
+// The part of a planning problem that transfers use; it points to `domain_of_rank`.
+inline Problem ProblemOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer) {
+  Problem problem{};
+  problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
+  problem.num_experts = layer.mains_per_rank * problem.num_ranks;
+  problem.num_slots = layer.num_slots;
+  problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
+  problem.domain_of_rank = domain_of_rank.data();
+  problem.cost.expert_bytes = layer.expert_bytes;
+  problem.cost.pulls = layer.pulls;
+  return problem;
+}
+
+inline WindowShape ShapeOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer, int64_t staging_bytes,
+                           int64_t bounce_bytes) {
+  const Problem problem = ProblemOf(domain_of_rank, layer);
+  const DomainTable table(problem);
+  WindowShape shape{};
+  shape.num_ranks = problem.num_ranks;
+  shape.mains_per_rank = layer.mains_per_rank;
+  shape.num_slots = layer.num_slots;
+  shape.smallest_domain = problem.num_ranks;
+  for (int32_t d = 0; d < problem.num_domains; ++d) {
+    shape.smallest_domain = std::min(shape.smallest_domain, table.View().Size(d));
+    shape.largest_domain = std::max(shape.largest_domain, table.View().Size(d));
+  }
+  shape.striped = layer.pulls == Pulls::kStriped || layer.pulls == Pulls::kBest;
+  shape.expert_bytes = layer.expert_bytes;
+  shape.staging_bytes = staging_bytes;
+  shape.bounce_bytes = bounce_bytes;
+  return shape;
+}
+
+// domain_of_rank [R] is not empty and names every domain up to its largest.
+inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer, int64_t staging_bytes,
+                          int64_t bounce_bytes) {
+  const WindowShape shape = ShapeOf(domain_of_rank, layer, staging_bytes, bounce_bytes);
+  GroupSizes sizes;
+  for (int32_t w = 0; w < kNumWindows; ++w) sizes.windows[w] = shape.Bytes(static_cast<Window>(w));
+  const Problem problem = ProblemOf(domain_of_rank, layer);
+  const DomainTable table(problem);
+  Arena pull;
+  PullSchedule(problem, table.View(), 0, layer.expert_bytes, pull);
+  Arena push;
+  PushSchedule(problem.num_ranks, layer.num_slots, layer.mains_per_rank, 0, 0, shape.HalfBytes(), push);
+  sizes.workspaces = {pull.Used(), push.Used()};
+  return sizes;
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_
