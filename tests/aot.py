@@ -27,6 +27,24 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TARGET_CONFIG = Path(__file__).with_name("h200.txtpb")
 
+# What computes and moves data on the device. Whatever else shows up in a program has to be looked at before it is let in
+# here, for it may hand data to the host.
+OPCODES = """
+    abs add all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all and
+    async-done async-start bitcast bitcast-convert broadcast call clamp compare concatenate constant convert copy
+    copy-done copy-start cosine custom-call divide dot dynamic-slice dynamic-update-slice exponential
+    exponential-minus-one floor fusion gather get-tuple-element iota is-finite log log-plus-one logistic maximum
+    minimum multiply negate not opt-barrier or pad parameter partition-id popcnt power ragged-all-to-all reduce
+    reduce-scatter reduce-window remainder reshape reverse round-nearest-even rsqrt scatter select shift-left
+    shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tanh transpose tuple xor
+"""
+THUNKS = """
+    AllGather AllGatherDone AllGatherStart AllReduce AllReduceDone AllReduceStart AllToAll AllToAllDone
+    AllToAllStart AsyncDone AsyncStart CommandBuffer Copy CubSort CustomCall CustomKernel Gemm Kernel
+    Memset32BitValue Memzero RaggedAllToAll RaggedAllToAllDone RaggedAllToAllStart ReduceScatter ReduceScatterDone
+    ReduceScatterStart Sequential WaitForStreams
+"""
+
 _INSTRUCTION = re.compile(r"^\s+(?:ROOT )?%?([\w.-]+) = (?:\(.*?\)|\S+) ([\w-]+)\(")
 _TARGET = re.compile(r'custom_call_target="([^"]*)"')
 _THUNK = re.compile(r"^( *)(\d+): (\w+)")
@@ -75,6 +93,11 @@ class Program:
     def opcodes(self) -> set[str]:
         """Of all computations."""
         return {instruction.opcode for instruction in self.instructions()}
+
+    def doubtful(self) -> set[str]:
+        """Opcodes and kinds of thunks that are not known to stay on the device."""
+        kinds = {thunk.kind.removeprefix("k") for thunk in self.thunks}
+        return self.opcodes().difference(OPCODES.split()) | kinds.difference(THUNKS.split())
 
     def targets(self) -> list[str]:
         """Targets of the entry computation's custom calls, in order."""
