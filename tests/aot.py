@@ -27,8 +27,8 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 TARGET_CONFIG = Path(__file__).with_name("h200.txtpb")
 
-# What computes and moves data on the device. Whatever else shows up in a program has to be looked at before it is let in
-# here, for it may hand data to the host.
+# What computes and moves data on the device. Whatever else shows up in a program has to be looked at before it is let
+# in here, for it may hand data to the host.
 OPCODES = """
     abs add all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all and
     async-done async-start bitcast bitcast-convert broadcast call clamp compare concatenate constant convert copy
