@@ -47,8 +47,10 @@ class Workshop:
         self.write(SOURCES)
         self.write({"xla/xla/ffi/api/ffi.h": "", "nccl/nccl_device.h": ""})
         self.set_versions("13.0.88", "2.32.3", "0.3")
-        lists = {"PLAN_SRCS": ["xla_ffi/plan/solver.cc"], "SHARED_SRCS": ["xla_ffi/plan/solver.h"]}
-        lists["CUDA_SRCS"] = ["xla_ffi/plan/plan.cu", "xla_ffi/transfer/transfer.cu"]
+        lists = {
+            "SHARED_SRCS": ["xla_ffi/plan/solver.cc", "xla_ffi/plan/solver.h"],
+            "CUDA_SRCS": ["xla_ffi/plan/plan.cu", "xla_ffi/transfer/transfer.cu"],
+        }
         monkeypatch.setattr(_cuda_build, "_sources", lambda: (lists, folder))
         monkeypatch.setenv("TOPOEP_CUDA_CACHE", str(folder / "cache"))
         monkeypatch.setenv("CUDA_HOME", str(folder / "cuda"))

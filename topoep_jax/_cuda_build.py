@@ -166,8 +166,7 @@ def build(toolchain: Toolchain) -> Path:
 
 def _build(toolchain: Toolchain) -> Path:
     lists, root = _sources()
-    listed = [*lists["PLAN_SRCS"], *lists["SHARED_SRCS"], *lists["CUDA_SRCS"]]
-    sources = [source for source in listed if not source.endswith(".h")]
+    sources = [source for source in lists["SHARED_SRCS"] + lists["CUDA_SRCS"] if not source.endswith(".h")]
     keys = {source: _key(source, root, toolchain) for source in sources}
     cache = cache_folder()
     folder = cache / "cuda" / _digest(LIBRARY, *_LINK_FLAGS, _EXPORTS, *keys.values())

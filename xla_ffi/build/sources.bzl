@@ -63,7 +63,7 @@ MODULE_SRCS = [
     "xla_ffi/plan/ffi.cc",
 ]
 
-# The CUDA library: topoep_jax/_cuda_build.py compiles these, PLAN_SRCS and SHARED_SRCS with nvcc.
+# The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
 CUDA_HDRS = [
     "xla_ffi/transfer/bulk_ring.cuh",
     "xla_ffi/transfer/nccl_fabric.cuh",
