@@ -42,6 +42,7 @@ PLAN_SRCS = [
 # Bodies of the transfer kernels, and what runs them on host threads.
 TRANSFER_HDRS = [
     "xla_ffi/transfer/fabric.h",
+    "xla_ffi/transfer/host_fabric.h",
     "xla_ffi/transfer/pull.h",
     "xla_ffi/transfer/pull_schedule.h",
     "xla_ffi/transfer/push.h",
@@ -86,4 +87,6 @@ CC_TESTS = [
     "solver_test",
     "team_test",
     "topoep_test",
+    "transfer_schedule_test",
+    "transfer_test",
 ]

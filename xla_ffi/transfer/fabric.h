@@ -76,12 +76,12 @@ inline constexpr int32_t kMaxHops = 3;
 
 // Counters of Arrive(), one for each place: a counter serves two places only where none can be in both.
 enum Counter : int32_t {
-  kPublished,                         // the mains are in their window
-  kPutInHop,                          // + hop
-  kHopEnded = kPutInHop + kMaxHops,   // + hop
-  kPullEnded = kHopEnded + kMaxHops,  //
-  kPieceSent,                         // + piece % 2
-  kPieceAdded = kPieceSent + 2,       // + piece % 2
+  kPublished,                             // the mains are in their window
+  kPutInHop,                              // + hop
+  kHopEnded = kPutInHop + kMaxHops,       // + hop
+  kPullEnded = kHopEnded + kMaxHops - 1,  // after the last hop
+  kPieceSent,                             // + piece % 2
+  kPieceAdded = kPieceSent + 2,           // + piece % 2
   kPushEnded = kPieceAdded + 2,
   kNumCounters
 };

@@ -260,7 +260,7 @@ TOPOEP_BODY void ListCopies(Team& team, const PullSchedule& schedule, int32_t n,
   });
 }
 
-// Fills `schedule` for slot_expert [R, N], as problem.cost.pulls says: 8 dependent steps, and 14 more for the best of
+// Fills `schedule` for slot_expert [R, N], as problem.cost.pulls says: 8 dependent steps, and 12 more for the best of
 // all modes. Ends without a barrier.
 template <class Team>
 TOPOEP_BODY void MakePullSchedule(Team& team, const Problem& problem, const Domains& domains,

@@ -1,0 +1,136 @@
+// A HostFabric that makes trouble: random delays, a rank that stops, and faults of the protocol that tests must catch.
+
+#ifndef TOPOEP_TESTS_CC_TEST_FABRIC_H_
+#define TOPOEP_TESTS_CC_TEST_FABRIC_H_
+
+#include <atomic>
+#include <chrono>
+#include <cstdint>
+#include <cstring>
+#include <map>
+#include <mutex>
+#include <string>
+#include <thread>
+
+#include "xla_ffi/transfer/host_fabric.h"
+
+namespace topoep {
+
+inline const char* WordName(int32_t word) {
+  constexpr const char* kNames[] = {"open", "ready", "arrived", "done", "credit", "pushed"};
+  static_assert(sizeof(kNames) / sizeof(kNames[0]) == kNumWords, "a name for every word");
+  return kNames[word];
+}
+
+// What goes wrong; nothing by default. Shared by all workers, set before they run.
+struct Trouble {
+  bool delays = false;
+  int32_t stopped_rank = -1;  // makes no call any more after `calls_before_stop`
+  int64_t calls_before_stop = 0;
+  std::string fault;  // "drop_signal:WORD", "skip_wait:WORD", "early_arrive:COUNTER" or "skip_flush:FILE:LINE"
+
+  std::atomic<int64_t> calls_of_stopped{0};
+  std::atomic<int64_t> faults{0};  // calls in which `fault` was at work
+  std::mutex mutex;
+  std::map<std::string, int64_t> visits;  // how often a worker came to where each fault can be, if `records`
+  bool records = false;                   // takes a lock, which hides races
+};
+
+template <class Orders = HostOrders>
+class TestFabric {
+ public:
+  TestFabric(HostWorld& world, Trouble& trouble, int32_t rank, int32_t worker)
+      : fabric_(world, rank, worker), trouble_(trouble), random_(rank * 1000003u + worker * 7919u + 1) {}
+
+  int32_t Rank() const { return fabric_.Rank(); }
+  int32_t NumRanks() const { return fabric_.NumRanks(); }
+  int32_t Worker() const { return fabric_.Worker(); }
+  int32_t NumWorkers() const { return fabric_.NumWorkers(); }
+  const RankState& State() const { return fabric_.State(); }
+  bool CanGet(int32_t peer) const { return fabric_.CanGet(peer); }
+  bool CanGetAll() const { return fabric_.CanGetAll(); }
+  char* Local(Window window, int64_t at) { return fabric_.Local(window, at); }
+
+  void Get(int32_t peer, Window from, int64_t from_at, Window to, int64_t to_at, int64_t bytes) {
+    Pause();
+    fabric_.Get(peer, from, from_at, to, to_at, bytes);
+  }
+  void Put(int32_t peer, const void* source, Window to, int64_t to_at, int64_t bytes) {
+    Pause();
+    fabric_.Put(peer, source, to, to_at, bytes);
+  }
+  void Copy(void* target, const void* source, int64_t bytes) { fabric_.Copy(target, source, bytes); }
+
+  void Flush(const char* file = __builtin_FILE(), int line = __builtin_LINE()) {
+    Pause();
+    const char* name = std::strrchr(file, '/');
+    if (At("skip_flush:" + std::string(name == nullptr ? file : name + 1) + ":" + std::to_string(line))) return;
+    if (!Stopped()) fabric_.Flush();
+  }
+
+  bool Arrive(Counter counter) {
+    Pause();
+    const bool early = At("early_arrive:" + std::to_string(counter));
+    if (Stopped()) return false;
+    if (!early) return fabric_.Arrive(counter);
+    fabric_.Arrive(counter);
+    return Worker() == 0;
+  }
+
+  template <class F>
+  void Signal(Word word, F value) {
+    Pause();
+    if (!At(std::string("drop_signal:") + WordName(word)) && !Stopped()) fabric_.Signal(word, value);
+  }
+
+  bool Wait(Word word, int32_t peer, int64_t value) {
+    if (Stopped()) return false;
+    return At(std::string("skip_wait:") + WordName(word) + (peer == Rank() ? "_self" : "")) ||
+           fabric_.Wait(word, peer, value);
+  }
+
+  template <class F>
+  bool WaitAll(Word word, F value) {
+    if (Stopped()) return false;
+    return At(std::string("skip_wait:") + WordName(word)) || fabric_.WaitAll(word, value);
+  }
+
+  template <class F>
+  void ForEach(int32_t n, F f) {
+    Pause();
+    fabric_.ForEach(n, f);
+  }
+
+ private:
+  // Whether the place has the fault.
+  bool At(const std::string& place) {
+    if (trouble_.records) {
+      const std::lock_guard<std::mutex> lock(trouble_.mutex);
+      ++trouble_.visits[place];
+    }
+    if (trouble_.fault.empty() || trouble_.fault != place) return false;
+    trouble_.faults.fetch_add(1, std::memory_order_relaxed);
+    return true;
+  }
+
+  bool Stopped() {
+    if (Rank() != trouble_.stopped_rank) return false;
+    return trouble_.calls_of_stopped.fetch_add(1, std::memory_order_relaxed) >= trouble_.calls_before_stop;
+  }
+
+  void Pause() {
+    if (!trouble_.delays) return;
+    random_ = random_ * 1664525u + 1013904223u;
+    const uint32_t draw = random_ >> 20;
+    if (draw % 8 == 0) std::this_thread::yield();
+    if (draw % 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw % 300));
+  }
+
+  HostFabric<Orders> fabric_;
+  Trouble& trouble_;
+  uint32_t random_;
+};
+
+}  // namespace topoep
+
+#endif  // TOPOEP_TESTS_CC_TEST_FABRIC_H_
