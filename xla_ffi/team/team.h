@@ -2,9 +2,8 @@
 // the lanes only through the members below, so that every team computes the same bits.
 //
 //   size()                        lanes
-//   ForEach(n, f)                 f(i) for i in 0..n-1, dealt to the lanes; no order, no barrier; for equal n item i
-//   goes
-//                                 to the same lane every time
+//   ForEach(n, f)                 f(i) for i in 0..n-1, dealt to the lanes; no order, no barrier. For equal n item i
+//                                 goes to the same lane every time; nothing is promised of the lanes elsewhere
 //   Sync()                        barrier: what was written before is seen after
 //   Add(target, value)            atomic; integer sums do not depend on the order
 //   ArgMax(n, key)                lane-uniform Best over key(i); contains barriers

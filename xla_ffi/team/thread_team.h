@@ -40,7 +40,8 @@ class ThreadTeamState {
   std::atomic<int64_t> turn_{0};
 };
 
-// One lane of the team; Self derives from it and has the barrier, Sync().
+// One lane of the team; Self derives from it and has the barrier, Sync(). Only ForEach() promises which lane takes an
+// item: elsewhere another lane does, so that a body that relies on the same one is found out.
 template <class Self>
 class ThreadTeamWith {
  public:
@@ -61,7 +62,7 @@ class ThreadTeamWith {
   template <class F>
   Best ArgMax(int32_t n, F key) {
     Best mine;
-    for (int32_t i = lane_; i < n; i += size()) mine = Better(mine, Best{key(i), i});
+    for (int32_t i = NextLane(); i < n; i += size()) mine = Better(mine, Best{key(i), i});
     state_.bests()[lane_] = mine;
     Barrier().Sync();
     Best best;
@@ -72,7 +73,7 @@ class ThreadTeamWith {
 
   template <class F, class Then>
   void ArgMaxEach(int32_t segments, int32_t n, F key, Then then) {
-    for (int32_t s = lane_; s < segments; s += size()) {
+    for (int32_t s = NextLane(); s < segments; s += size()) {
       Best best;
       for (int32_t i = 0; i < n; ++i) {
         const int64_t value = key(s, i);
@@ -85,7 +86,7 @@ class ThreadTeamWith {
 
   template <class F>
   void ScanEach(int32_t segments, int32_t n, F value, int64_t* result) {
-    for (int32_t s = lane_; s < segments; s += size()) {
+    for (int32_t s = NextLane(); s < segments; s += size()) {
       int64_t sum = 0;
       for (int32_t i = 0; i < n; ++i) {
         result[int64_t{s} * n + i] = sum;
@@ -97,7 +98,7 @@ class ThreadTeamWith {
 
   template <class F>
   void Single(F f) {
-    if (lane_ == 0) f();
+    if (NextLane() == 0) f();
   }
 
  protected:
@@ -105,6 +106,7 @@ class ThreadTeamWith {
   int32_t lane_;
 
  private:
+  int32_t NextLane() const { return (lane_ + 1) % size(); }
   Self& Barrier() { return static_cast<Self&>(*this); }
 };
 

@@ -93,7 +93,6 @@ class Improver {
 
  private:
   TOPOEP_BODY int64_t PredictPsOfState() {
-    team_.Sync();  // a slow lane may still add up the links of the prediction before
     const CostMemory memory{memory_.cost_words, memory_.cost_bests};
     return PredictPs(team_, problem_, context_.domains, state_.slot_expert, state_.quota, memory);
   }

@@ -21,6 +21,7 @@ TOPOEP_BODY inline bool IsChange(const Context& context, const State& state, int
   return expert < 0 || (context.MayHold(rank, expert) && state.InstanceOf(context, rank, expert) < 0);
 }
 
+// What it writes is seen after the next barrier.
 template <class Team>
 TOPOEP_BODY void Change(Team& team, const Context& context, int32_t change, const State& state) {
   const int32_t slot = change / (context.experts + 1);
@@ -33,7 +34,6 @@ TOPOEP_BODY void Change(Team& team, const Context& context, int32_t change, cons
     *rows = 0;
   });
   team.Single([&] { state.slot_expert[slot] = change % (context.experts + 1) - 1; });
-  team.Sync();
 }
 
 TOPOEP_BODY inline bool CanRefine(const Context& context, const Effort& effort) {

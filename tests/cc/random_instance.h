@@ -1,0 +1,168 @@
+// Small random problems for planner `topoep`, and answers to compare.
+
+#ifndef TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
+#define TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <limits>
+#include <random>
+#include <tuple>
+#include <vector>
+
+#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/topoep/search.h"
+
+namespace topoep {
+
+inline constexpr int64_t kUnlimited = std::numeric_limits<int32_t>::max();
+
+// A problem and how hard to search, which own their memory.
+struct Instance {
+  std::vector<int32_t> domain_of_rank, omega, rank_speed, expert_idx;
+  int32_t num_experts = 0;
+  int32_t num_slots = 0;
+  int32_t top_k = 0;
+  Cost cost{};
+  int64_t cap_rows = kNoCap;
+  int64_t block_rows = 1;
+  Objective objective = Objective::kBottleneck;
+  Planner planner = Planner::kTopoep;
+  std::vector<Candidate> candidates;
+  std::vector<int32_t> thrifty, eager;
+  Effort effort{};
+
+  Problem View(int32_t threads) {
+    Problem problem{};
+    problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
+    problem.num_experts = num_experts;
+    problem.num_slots = num_slots;
+    problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
+    problem.domain_of_rank = domain_of_rank.data();
+    problem.omega = omega.data();
+    problem.cost = cost;
+    if (!rank_speed.empty()) problem.cost.rank_speed = rank_speed.data();
+    problem.cap_rows = cap_rows;
+    problem.block_rows = block_rows;
+    problem.planner = planner;
+    problem.objective = objective;
+    problem.top_k = top_k;
+    if (top_k > 0) problem.num_tokens = static_cast<int32_t>(expert_idx.size()) / problem.num_ranks / top_k;
+    problem.expert_idx = expert_idx.data();
+    effort.candidates = candidates.data();
+    effort.num_candidates = static_cast<int32_t>(candidates.size());
+    effort.thrifty = thrifty.data();
+    effort.num_thrifty = static_cast<int32_t>(thrifty.size());
+    effort.eager = eager.data();
+    effort.num_eager = static_cast<int32_t>(eager.size());
+    problem.effort = &effort;
+    problem.num_threads = threads;
+    return problem;
+  }
+};
+
+// A plan that owns its memory, full of values that a planner must not leave there.
+struct Answer {
+  explicit Answer(const Problem& problem)
+      : slot_expert(int64_t{problem.num_ranks} * problem.num_slots, 77),
+        quota(problem.NumQuotas(), 77),
+        rank_load(problem.num_ranks, 77),
+        predicted_ps(2, 77),
+        status(1, 77) {}
+
+  Plan View() { return {slot_expert.data(), quota.data(), rank_load.data(), predicted_ps.data(), status.data()}; }
+
+  std::vector<int32_t> slot_expert, quota, rank_load, predicted_ps, status;
+
+  bool operator==(const Answer& other) const {
+    return std::tie(slot_expert, quota, rank_load, predicted_ps, status) ==
+           std::tie(other.slot_expert, other.quota, other.rank_load, other.predicted_ps, other.status);
+  }
+};
+
+class Random {
+ public:
+  explicit Random(uint32_t seed) : rng_(seed) {}
+  int operator()(int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng_); }
+  bool OneIn(int n) { return (*this)(1, n) == 1; }
+  template <class T>
+  void Shuffle(T& values) {
+    std::shuffle(values.begin(), values.end(), rng_);
+  }
+
+ private:
+  std::mt19937 rng_;
+};
+
+inline void DrawTokens(Random& draw, Instance& instance) {
+  const int num_ranks = static_cast<int>(instance.domain_of_rank.size());
+  instance.cost.dedup = true;
+  instance.top_k = draw(1, std::min(instance.num_experts, 4));
+  std::fill(instance.omega.begin(), instance.omega.end(), 0);
+  const int tokens = draw(1, 20);
+  for (int token = 0; token < num_ranks * tokens; ++token) {
+    const size_t first = instance.expert_idx.size();
+    for (int k = 0; k < instance.top_k; ++k) {
+      int expert = draw(0, draw(0, 1) ? instance.num_experts - 1 : 2 % instance.num_experts);
+      const auto chosen = instance.expert_idx.begin() + first;
+      if (std::find(chosen, instance.expert_idx.end(), expert) != instance.expert_idx.end()) expert = -1;
+      instance.expert_idx.push_back(expert);
+      if (expert >= 0) ++instance.omega[token / tokens * instance.num_experts + expert];
+    }
+  }
+}
+
+// Every option of the planner, each in a part of the instances.
+inline Instance RandomInstance(uint32_t seed) {
+  Random draw(seed);
+  Instance instance;
+  const int num_ranks = draw(1, 8);
+  const int num_domains = draw(1, num_ranks);
+  for (int r = 0; r < num_ranks; ++r) instance.domain_of_rank.push_back(r < num_domains ? r : draw(0, num_domains - 1));
+  draw.Shuffle(instance.domain_of_rank);
+  const int mains = draw(1, 4);
+  instance.num_experts = num_ranks * mains;
+  instance.num_slots = draw(0, std::min(3, instance.num_experts - mains));
+  const int hot = draw(0, instance.num_experts - 1);
+  const int sparse = draw(0, 3);
+  int64_t total = 0;
+  for (int i = 0; i < num_ranks * instance.num_experts; ++i) {
+    const int rows = draw(0, 3) < sparse ? 0 : draw(0, 60);
+    instance.omega.push_back(i % instance.num_experts == hot ? 20 * rows : rows);
+    total += instance.omega.back();
+  }
+  instance.cost = Cost{draw(1, 3000), draw(1, 8), draw(0, 200), draw(0, 20000), draw(0, 5000)};
+  if (draw.OneIn(4)) instance.cost.instance_ps = draw(0, 3000);
+  if (draw.OneIn(4)) instance.cost.tile_rows = draw(0, 16);
+  if (draw.OneIn(4)) instance.cost.pulls = static_cast<Pulls>(draw(0, 3));
+  if (draw.OneIn(4)) {
+    for (int r = 0; r < num_ranks; ++r) instance.rank_speed.push_back(draw(500, 1500));
+  }
+  if (draw.OneIn(5)) DrawTokens(draw, instance);
+  instance.block_rows = draw.OneIn(2) ? 1 : draw(2, 16);
+  if (draw.OneIn(4)) instance.cap_rows = total / num_ranks + draw(0, static_cast<int>(total / num_ranks / 4 + 1));
+  instance.objective = draw.OneIn(4) ? Objective::kEq8 : Objective::kBottleneck;
+
+  instance.candidates = {{kUnlimited, 0, 0, -1, -1}};  // the empty plan
+  const bool can_serve = instance.num_slots > 0 && num_ranks > 1;
+  for (int c = draw(1, 4); c > 0; --c) {
+    instance.candidates.push_back({draw.OneIn(2) ? kUnlimited : draw(1, 4), draw.OneIn(2) ? 0 : draw(1, 14),
+                                   can_serve ? draw(0, 16) : 0, draw.OneIn(2) ? -1 : draw(0, 100),
+                                   draw.OneIn(4) ? draw(0, 9) : -1});
+  }
+  for (int i = draw(0, 5); i > 0; --i) instance.thrifty.push_back(draw(0, 3));
+  for (int i = draw(0, 5); i > 0; --i) instance.eager.push_back(draw(0, 3));
+  instance.effort.fill_moves = draw(0, 6);
+  instance.effort.paper = draw.OneIn(2);
+  if (draw.OneIn(4)) {
+    instance.effort.refine_changes = 40;
+    instance.effort.refine_starts = 1;
+    instance.effort.refine_waves = 1;
+  }
+  return instance;
+}
+
+}  // namespace topoep
+
+#endif  // TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
