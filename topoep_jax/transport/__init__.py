@@ -1,4 +1,12 @@
-"""Ways to move rows between ranks. One so far: lax collectives."""
+"""Ways to move rows between ranks: lax collectives, and groups of ranks whose kernels reach each other's memory."""
 
+from topoep_jax.transport.device import Failure as Failure
+from topoep_jax.transport.device import Group as Group
+from topoep_jax.transport.device import failure as failure
+from topoep_jax.transport.device import group as group
+from topoep_jax.transport.device import init as init
+from topoep_jax.transport.device import shutdown as shutdown
+from topoep_jax.transport.sizes import GroupSizes as GroupSizes
+from topoep_jax.transport.sizes import LayerSizes as LayerSizes
 from topoep_jax.transport.xla import Segments as Segments
 from topoep_jax.transport.xla import exchange as exchange

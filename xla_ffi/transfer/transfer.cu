@@ -16,6 +16,10 @@ namespace {
 constexpr int32_t kThreads = 512;
 using Team = BlockTeam<kThreads>;
 
+// GIN's code spills with fewer registers than 256 threads leave.
+template <bool kNetwork>
+constexpr int32_t kWorkerThreads = kNetwork ? 256 : kThreads;
+
 __device__ void Advance(EpochToken epoch) {
   if (threadIdx.x == 0) *epoch.next = *epoch.current + 1;
 }
@@ -39,7 +43,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 
 // kNetwork: some ranks are outside of this rank's LSA team.
 template <bool kNetwork>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kWorkerThreads<kNetwork>, 1)
     PullKernel(const __grid_constant__ DeviceGroup group, const __grid_constant__ PullSchedule schedule,
                const void* mains, void* slots) {
   extern __shared__ __align__(128) char shared[];
@@ -48,7 +52,7 @@ __global__ void __launch_bounds__(kThreads, 1)
 }
 
 template <bool kNetwork>
-__global__ void __launch_bounds__(kThreads, 1)
+__global__ void __launch_bounds__(kWorkerThreads<kNetwork>, 1)
     PushKernel(const __grid_constant__ DeviceGroup group, const __grid_constant__ PushSchedule schedule,
                const float* slot_grads, float* main_grads) {
   extern __shared__ __align__(128) char shared[];
@@ -56,10 +60,10 @@ __global__ void __launch_bounds__(kThreads, 1)
   PushGradients(fabric, schedule, slot_grads, main_grads);
 }
 
-// A launch that the device refuses unless all blocks can run at the same time: they wait for each other.
-template <class... Parameters, class... Arguments>
-cudaError_t LaunchTogether(void (*kernel)(Parameters...), int32_t blocks, cudaStream_t stream,
-                           Arguments&&... arguments) {
+// W blocks, which the device refuses unless all can run at the same time: they wait for each other.
+template <bool kNetwork, class... Parameters, class... Arguments>
+cudaError_t LaunchWorkers(void (*kernel)(DeviceGroup, Parameters...), const Group& group, cudaStream_t stream,
+                          Arguments&&... arguments) {
   constexpr int32_t kShared = sizeof(BulkRing::Memory);
   const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
@@ -67,13 +71,13 @@ cudaError_t LaunchTogether(void (*kernel)(Parameters...), int32_t blocks, cudaSt
   together.id = cudaLaunchAttributeCooperative;
   together.val.cooperative = 1;
   cudaLaunchConfig_t config{};
-  config.gridDim = dim3(blocks);
-  config.blockDim = dim3(kThreads);
+  config.gridDim = dim3(group.options().num_workers);
+  config.blockDim = dim3(kWorkerThreads<kNetwork>);
   config.dynamicSmemBytes = kShared;
   config.stream = stream;
   config.attrs = &together;
   config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, std::forward<Arguments>(arguments)...);
+  return cudaLaunchKernelEx(&config, kernel, group.on_device(), std::forward<Arguments>(arguments)...);
 }
 
 }  // namespace
@@ -84,8 +88,8 @@ cudaError_t LaunchPull(const Group& group, const Problem& problem, const PullSch
   PullScheduleKernel<<<1, kThreads, 0, stream>>>(problem, group.domains(), schedule, slot_expert, epoch);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  return LaunchTogether(group.uses_network() ? PullKernel<true> : PullKernel<false>, group.options().num_workers,
-                        stream, group.on_device(), schedule, mains, slots);
+  return group.uses_network() ? LaunchWorkers<true>(PullKernel<true>, group, stream, schedule, mains, slots)
+                              : LaunchWorkers<false>(PullKernel<false>, group, stream, schedule, mains, slots);
 }
 
 cudaError_t LaunchPush(const Group& group, const PushSchedule& schedule, const int32_t* slot_expert,
@@ -93,8 +97,9 @@ cudaError_t LaunchPush(const Group& group, const PushSchedule& schedule, const i
   PushScheduleKernel<<<1, kThreads, 0, stream>>>(schedule, slot_expert, epoch);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
-  return LaunchTogether(group.uses_network() ? PushKernel<true> : PushKernel<false>, group.options().num_workers,
-                        stream, group.on_device(), schedule, slot_grads, main_grads);
+  return group.uses_network()
+             ? LaunchWorkers<true>(PushKernel<true>, group, stream, schedule, slot_grads, main_grads)
+             : LaunchWorkers<false>(PushKernel<false>, group, stream, schedule, slot_grads, main_grads);
 }
 
 }  // namespace topoep
