@@ -20,15 +20,19 @@
 
 namespace topoep {
 
+inline constexpr int64_t kKeepBytes = int64_t{64} << 20;
+
 // Where everything lies. It is made on the host, for memory of the host or of a device, and holds no pointer into
 // itself, so that it can be copied there; then `context.problem`, `context.domains` and the pointers of `effort` must
 // be set to what the device sees.
 struct Workspace {
-  // `teams` entries run side by side; `keep` keeps the plan of each. Reads the problem's tables.
-  Workspace(const Problem& problem, const Domains& domains, int32_t teams, bool keep, Arena& arena)
+  // `teams` entries run side by side; every plan is kept if that takes at most `keep_bytes`. Reads the problem's
+  // tables.
+  Workspace(const Problem& problem, const Domains& domains, int32_t teams, Arena& arena,
+            int64_t keep_bytes = kKeepBytes)
       : effort(problem.planner == Planner::kTopoep ? *problem.effort : Effort{}),
         context(problem, domains, arena),
-        entries(context, NumCandidates(), keep, arena),
+        entries(context, NumCandidates(), keep_bytes, arena),
         paper(context, arena),
         counts(arena.Take<int64_t>(problem.cost.dedup ? int64_t{problem.num_ranks} * problem.num_experts : 0)),
         bad_tokens(arena.Take<int32_t>(1)) {

@@ -26,7 +26,7 @@ void SolveOn(Team& team, const Problem& problem, const Workspace& work, const Pl
 
 void Solve(const Problem& problem, const Plan& plan) {
   const DomainTable domains(problem);
-  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, false, arena); };
+  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, arena); };
   Arena measure;
   lay_out(measure);
   const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);

@@ -25,14 +25,16 @@ struct Entry {
 };
 inline constexpr int32_t kPhases = 3;
 
-// The plans that compete. Each is kept where memory allows, or else the one chosen is made again.
+// The plans that compete. They are kept if that takes at most `keep_bytes`, or else the one chosen is made again.
 struct Entries {
-  Entries(const Context& context, int32_t num_candidates, bool keep, Arena& arena)
-      : count(num_candidates * kPhases + 1),
-        entry(arena.Take<Entry>(count)),
-        choice(arena.Take<int32_t>(1)),
-        kept_slots(keep ? arena.Take<int32_t>(int64_t{count} * context.ranks * context.slots) : nullptr),
-        kept_quotas(keep ? arena.Take<int32_t>(count * context.problem->NumQuotas()) : nullptr) {}
+  Entries(const Context& context, int32_t num_candidates, int64_t keep_bytes, Arena& arena)
+      : count(num_candidates * kPhases + 1), entry(arena.Take<Entry>(count)), choice(arena.Take<int32_t>(1)) {
+    const int64_t slots = int64_t{context.ranks} * context.slots;
+    const int64_t quotas = context.problem->NumQuotas();
+    if (quotas + slots > keep_bytes / static_cast<int64_t>(sizeof(int32_t)) / count) return;
+    kept_slots = arena.Take<int32_t>(count * slots);
+    kept_quotas = arena.Take<int32_t>(count * quotas);
+  }
 
   TOPOEP_BODY bool Keeps() const { return kept_quotas != nullptr; }
   TOPOEP_BODY int32_t Paper() const { return count - 1; }
@@ -42,9 +44,9 @@ struct Entries {
 
   int32_t count;  // three for each candidate, of which 0 is the empty plan, then the paper's
   Entry* entry;
-  int32_t* choice;       // [1]
-  int32_t* kept_slots;   // [count, R, N]
-  int32_t* kept_quotas;  // [count, R, R, J]
+  int32_t* choice;                 // [1]
+  int32_t* kept_slots = nullptr;   // [count, R, N]
+  int32_t* kept_quotas = nullptr;  // [count, R, R, J]
 };
 
 // What one candidate works with; candidates that run side by side have one each.

@@ -5,6 +5,7 @@
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 
 #include <cstdint>
+#include <limits>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/cost.h"
@@ -13,6 +14,9 @@
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
+
+// Stays negative when worth is added to it.
+inline constexpr int64_t kNotAPair = std::numeric_limits<int64_t>::min() / 2;
 
 struct Context {
   Context(const Problem& problem_in, Domains domains_in, Arena& arena)
@@ -75,8 +79,9 @@ struct Context {
   int64_t all_speeds = 0;
   int64_t* sums;    // [3] rows of all ranks; inbound rows of all ranks; entries of the demand that are negative
   int64_t* demand;  // [M, E]
-  int64_t* key;     // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them
-  int64_t* total;   // [E]
+  int64_t* key;    // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them;
+                   // negative where a copy does not pay
+  int64_t* total;  // [E]
   int64_t* inbound;  // [R] rows that other domains send to a rank's mains
   int32_t* place;    // [M, E] of a pair among those of its main rank, best first; -1: not a pair
   int64_t* before;   // [M, E] rows of the better ones
@@ -118,7 +123,7 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
       rows += problem.omega[int64_t{context.domains.Rank(domain, at)} * context.experts + expert];
     }
     context.demand[i] = rows;
-    context.key[i] = problem.cost.dedup ? 0 : rows;
+    context.key[i] = !context.Pays(domain, expert) ? kNotAPair : problem.cost.dedup ? 0 : rows;
     context.ranked[i] = -1;
   });
   team.ForEach(3, [&](int32_t i) { context.sums[i] = 0; });
@@ -142,7 +147,7 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
     context.place[i] = -1;
     context.before[i] = 0;
     context.ranking[i] = -1;
-    if (!context.Pays(domain, expert)) return;
+    if (context.key[i] < 0) return;
     int32_t place = 0;
     int64_t before = 0;
     const int32_t first_main = expert / context.mains * context.mains;
@@ -150,17 +155,15 @@ TOPOEP_BODY void Prepare(Team& team, const Context& context) {
       for (int32_t e = first_main; e < first_main + context.mains; ++e) {
         const int64_t other = context.At(d, e);
         const bool better = context.key[other] > context.key[i] || (context.key[other] == context.key[i] && other < i);
-        if (!better || !context.Pays(d, e)) continue;
+        if (!better) continue;
         ++place;
         before += context.demand[other];
       }
     }
+    const int64_t* keys = context.key + context.At(domain, 0);
     int32_t rank_in_domain = 0;
-    for (int32_t e = 0; e < context.experts; ++e) {
-      const int64_t other = context.At(domain, e);
-      const bool better = context.key[other] > context.key[i] || (context.key[other] == context.key[i] && e < expert);
-      rank_in_domain += better && context.Pays(domain, e);
-    }
+    for (int32_t e = 0; e < expert; ++e) rank_in_domain += keys[e] >= keys[expert];
+    for (int32_t e = expert + 1; e < context.experts; ++e) rank_in_domain += keys[e] > keys[expert];
     context.place[i] = place;
     context.before[i] = before;
     context.ranking[i] = rank_in_domain;

@@ -18,7 +18,7 @@ constexpr int64_t kKernelBoundaries = 2;
 
 Depth PlanDepth(const Problem& problem, int32_t threads) {
   const DomainTable domains(problem);
-  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, true, arena); };
+  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, arena); };
   Arena measure;
   lay_out(measure);
   const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);
