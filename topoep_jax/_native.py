@@ -20,7 +20,7 @@ except ImportError as error:
         " else install the package again"
     ) from error
 
-TARGETS = {"topoep_plan": "cpu"}
+TARGETS = {"topoep_plan": "cpu", "topoep_host_pull": "cpu", "topoep_host_push": "cpu"}
 """Platform of each FFI target of the extension."""
 
 PLANNER_IDS = {"none": 0, "topoep_paper": 1, "topoep": 2}

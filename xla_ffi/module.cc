@@ -14,6 +14,8 @@
 #include "xla_ffi/plan/topoep/search.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepHostPull);
+XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepHostPush);
 
 namespace {
 
@@ -70,6 +72,8 @@ PYBIND11_MODULE(_xla_ffi, module) {
       [] {
         pybind11::dict handlers;
         handlers["topoep_plan"] = pybind11::capsule(reinterpret_cast<void*>(TopoepPlan));
+        handlers["topoep_host_pull"] = pybind11::capsule(reinterpret_cast<void*>(TopoepHostPull));
+        handlers["topoep_host_push"] = pybind11::capsule(reinterpret_cast<void*>(TopoepHostPush));
         return handlers;
       },
       "Name of each FFI target -> capsule of its handler.");

@@ -90,7 +90,8 @@ def _owner(slot_expert: jax.Array, num_mains: int) -> jax.Array:
 def _add_in_order(grads: jax.Array, staged: jax.Array, target: jax.Array) -> jax.Array:
     def add(i: jax.Array, grads: jax.Array) -> jax.Array:
         row = jnp.maximum(target[i], 0)
-        added = grads[row] + jnp.where(target[i] >= 0, staged[i], 0)
+        # Adding zeros instead would turn -0.0 into 0.0.
+        added = jnp.where(target[i] >= 0, grads[row] + staged[i], grads[row])
         return lax.dynamic_update_index_in_dim(grads, added, row, 0)
 
     return lax.fori_loop(0, staged.shape[0], add, grads)

@@ -42,6 +42,7 @@ PLAN_SRCS = [
 # Bodies of the transfer kernels, and what runs them on host threads.
 TRANSFER_HDRS = [
     "xla_ffi/transfer/fabric.h",
+    "xla_ffi/transfer/host.h",
     "xla_ffi/transfer/host_fabric.h",
     "xla_ffi/transfer/pull.h",
     "xla_ffi/transfer/pull_schedule.h",
@@ -50,7 +51,9 @@ TRANSFER_HDRS = [
     "xla_ffi/transfer/windows.h",
 ]
 
-TRANSFER_SRCS = []
+TRANSFER_SRCS = [
+    "xla_ffi/transfer/host.cc",
+]
 
 # Of the extension and of the CUDA library.
 SHARED_SRCS = [
@@ -62,6 +65,7 @@ SHARED_SRCS = [
 MODULE_SRCS = [
     "xla_ffi/module.cc",
     "xla_ffi/plan/ffi.cc",
+    "xla_ffi/transfer/ffi.cc",
 ]
 
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
@@ -80,6 +84,12 @@ CUDA_SRCS = [
     "xla_ffi/transport/c_api.cc",
     "xla_ffi/transport/group.cc",
     "xla_ffi/transport/nccl_api.cc",
+]
+
+# Programs that leave out a barrier or weaken an order: tools/mutants.py runs them.
+CC_MUTANTS = [
+    "mutant_plan",
+    "mutant_transfer",
 ]
 
 CC_TESTS = [

@@ -1,0 +1,127 @@
+#include "xla_ffi/transfer/host.h"
+
+#include <algorithm>
+#include <memory>
+#include <thread>
+#include <vector>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/transfer/pull.h"
+#include "xla_ffi/transfer/push.h"
+
+namespace topoep {
+namespace {
+
+// Schedules of all ranks with their memory; layout(rank, arena) lays one out.
+template <class Schedule>
+class Schedules {
+ public:
+  template <class Layout>
+  Schedules(int32_t num_ranks, Layout layout) {
+    for (int32_t rank = 0; rank < num_ranks; ++rank) {
+      Arena measured;
+      layout(rank, measured);
+      memory_.emplace_back(new char[measured.Used()]);
+      Arena arena(memory_.back().get());
+      schedules_.push_back(layout(rank, arena));
+    }
+  }
+
+  const Schedule& operator[](int32_t rank) const { return schedules_[rank]; }
+
+ private:
+  std::vector<std::unique_ptr<char[]>> memory_;
+  std::vector<Schedule> schedules_;
+};
+
+// body(fabric) by every worker of every rank; the first failure of the lowest rank that has one.
+template <class Body>
+std::string RunRanks(const HostTransfer& call, Body body) {
+  HostWorld world(ShapeOf(call), call.problem.domain_of_rank, call.gets, call.num_workers, call.timeout);
+  std::vector<std::thread> threads;
+  for (int32_t rank = 0; rank < call.problem.num_ranks; ++rank) {
+    for (int32_t worker = 0; worker < call.num_workers; ++worker) {
+      threads.emplace_back([&world, &body, rank, worker] {
+        HostFabric<> fabric(world, rank, worker);
+        body(fabric);
+      });
+    }
+  }
+  for (std::thread& thread : threads) thread.join();
+  for (int32_t rank = 0; rank < call.problem.num_ranks; ++rank) {
+    const Failure failure = world.failure(rank);
+    if (failure.failed != 0) return Describe(rank, failure, call.timeout);
+  }
+  return "";
+}
+
+}  // namespace
+
+std::string CheckPlacement(const Problem& problem, const int32_t* slot_expert) {
+  for (int32_t i = 0; i < problem.num_ranks * problem.num_slots; ++i) {
+    const int32_t rank = i / problem.num_slots;
+    const int32_t expert = slot_expert[i];
+    const std::string where = "slot_expert[" + std::to_string(rank) + ", " + std::to_string(i % problem.num_slots) +
+                              "]=" + std::to_string(expert);
+    if (expert < -1 || expert >= problem.num_experts) {
+      return where + " must be in [-1, " + std::to_string(problem.num_experts - 1) + "]";
+    }
+    if (expert < 0) continue;
+    if (problem.MainRank(expert) == rank) return where + " is a main of that rank";
+    const int32_t* const row = slot_expert + rank * problem.num_slots;
+    if (std::count(row, row + problem.num_slots, expert) > 1) return where + " is held twice by that rank";
+  }
+  return "";
+}
+
+WindowShape ShapeOf(const HostTransfer& call) {
+  const Problem& problem = call.problem;
+  const DomainTable table(problem);
+  int32_t smallest = problem.num_ranks;
+  int32_t largest = 1;
+  for (int32_t d = 0; d < problem.num_domains; ++d) {
+    const int32_t size = table.View().Size(d);
+    if (size > 0) smallest = std::min(smallest, size);
+    largest = std::max(largest, size);
+  }
+  const bool striped = problem.cost.pulls == Pulls::kStriped || problem.cost.pulls == Pulls::kBest;
+  return {problem.num_ranks, problem.MainsPerRank(), problem.num_slots,  smallest, largest,
+          striped,           call.row_bytes,         call.staging_bytes, 0};
+}
+
+std::string HostPull(const HostTransfer& call, const int32_t* slot_expert, const char* mains, char* slots) {
+  const Problem& problem = call.problem;
+  const DomainTable table(problem);
+  const Schedules<PullSchedule> schedules(problem.num_ranks, [&](int32_t rank, Arena& arena) {
+    return PullSchedule(problem, table.View(), rank, call.row_bytes, arena);
+  });
+  SerialTeam team;
+  for (int32_t rank = 0; rank < problem.num_ranks; ++rank) {
+    MakePullSchedule(team, problem, table.View(), slot_expert, schedules[rank]);
+  }
+  return RunRanks(call, [&](HostFabric<>& fabric) {
+    const int64_t rank = fabric.Rank();
+    PullReplicas(fabric, schedules[fabric.Rank()], mains + rank * problem.MainsPerRank() * call.row_bytes,
+                 slots + rank * problem.num_slots * call.row_bytes);
+  });
+}
+
+std::string HostPush(const HostTransfer& call, const int32_t* slot_expert, const float* slot_grads, float* main_grads) {
+  const Problem& problem = call.problem;
+  const int64_t half_bytes = ShapeOf(call).HalfBytes();
+  const int64_t columns = call.row_bytes / static_cast<int64_t>(sizeof(float));
+  const Schedules<PushSchedule> schedules(problem.num_ranks, [&](int32_t rank, Arena& arena) {
+    return PushSchedule(problem.num_ranks, problem.num_slots, problem.MainsPerRank(), rank, call.row_bytes, half_bytes,
+                        arena);
+  });
+  SerialTeam team;
+  for (int32_t rank = 0; rank < problem.num_ranks; ++rank) MakePushSchedule(team, slot_expert, schedules[rank]);
+  return RunRanks(call, [&](HostFabric<>& fabric) {
+    const int64_t rank = fabric.Rank();
+    PushGradients(fabric, schedules[fabric.Rank()], slot_grads + rank * problem.num_slots * columns,
+                  main_grads + rank * problem.MainsPerRank() * columns);
+  });
+}
+
+}  // namespace topoep
