@@ -106,8 +106,8 @@ TOPOEP_BODY int64_t ComputePs(Team& team, const Problem& problem, const int64_t*
 
 // Picoseconds of the layer under problem.objective; reads only slot_expert [R, N] and quota [R, R, J].
 template <class Team>
-TOPOEP_BODY int64_t PredictPs(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
-                              const int32_t* quota, const CostMemory& memory) {
+TOPOEP_STAGE int64_t PredictPs(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
+                               const int32_t* quota, const CostMemory& memory) {
   const int64_t row_bytes = 2 * problem.cost.token_bytes;
   const Links links(problem, memory.words, memory.bests);
   int64_t* const rank_rows = memory.words + Links::NumWords(problem.num_ranks);

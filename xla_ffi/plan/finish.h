@@ -22,8 +22,8 @@ TOPOEP_BODY inline int32_t PlaceOf(const int32_t* slot_expert, int32_t num_slots
 // Writes to `sorted_expert` and `sorted_quota` the plan of `slot_expert` and `quota`, whose replicas all have rows,
 // with each rank's replicas in ascending expert id and empty slots last. No dependent step.
 template <class Team>
-TOPOEP_BODY void SortSlots(Team& team, const Problem& problem, const int32_t* slot_expert, const int32_t* quota,
-                           int32_t* sorted_expert, int32_t* sorted_quota) {
+TOPOEP_STAGE void SortSlots(Team& team, const Problem& problem, const int32_t* slot_expert, const int32_t* quota,
+                            int32_t* sorted_expert, int32_t* sorted_quota) {
   const int32_t mains = problem.MainsPerRank();
   const int32_t slots = problem.num_slots;
   const auto permute = [slots](const int32_t* experts, const int32_t* from, int32_t* to, int32_t empty) {
@@ -58,8 +58,8 @@ struct Worth {
 // Writes the final plan of slots (in any order; all replicas have rows) and quotas, whose `worth` is known, as is that
 // of the plan without replicas. plan.rank_load must be zero. No dependent step.
 template <class Team>
-TOPOEP_BODY void Finish(Team& team, const Problem& problem, const int32_t* slot_expert, const int32_t* quota,
-                        Worth worth, Worth empty, const Plan& plan) {
+TOPOEP_STAGE void Finish(Team& team, const Problem& problem, const int32_t* slot_expert, const int32_t* quota,
+                         Worth worth, Worth empty, const Plan& plan) {
   SortSlots(team, problem, slot_expert, quota, plan.slot_expert, plan.quota);
   team.ForEach(problem.num_ranks * problem.num_ranks, [&](int32_t i) {
     const int32_t* rows = quota + int64_t{i} * problem.InstancesPerRank();

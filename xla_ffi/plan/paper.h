@@ -47,7 +47,8 @@ struct PaperMemory {
 
 // Stage 1, from the empty plan. Slots fill in order of demand.
 template <class Team>
-TOPOEP_BODY void PlaceRemoteExperts(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+TOPOEP_STAGE void PlaceRemoteExperts(Team& team, const Context& context, const PaperMemory& memory,
+                                     const State& state) {
   SetEmpty(team, context, state);
   team.ForEach(context.ranks, [&](int32_t rank) {
     memory.used[rank] = 0;
@@ -83,7 +84,7 @@ TOPOEP_BODY void PlaceRemoteExperts(Team& team, const Context& context, const Pa
 // Rows go to the instance in the source's domain, or else evenly to all; the remainder starts at another holder for
 // each source.
 template <class Team>
-TOPOEP_BODY void SplitEvenly(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+TOPOEP_STAGE void SplitEvenly(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
   team.ForEach(context.ranks * context.experts, [&](int32_t i) {
     const int32_t source = i / context.experts;
     const int32_t expert = i % context.experts;
@@ -166,7 +167,7 @@ TOPOEP_BODY inline int32_t PlaceReplica(const Context& context, const PaperMemor
 // cannot. Preferred are large moves, then light targets, then targets that hold the expert, then pulls inside the
 // domain, then low rank and expert. Two dependent steps a move. Ends with a barrier after the last one.
 template <class Team>
-TOPOEP_BODY void ShedHalfGaps(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
+TOPOEP_STAGE void ShedHalfGaps(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
   const auto target_of = [&](int32_t domain, int32_t i) { return context.domains.Rank(domain, i / context.instances); };
   const auto instance_of = [&](int32_t domain, int32_t i) {
     return memory.order[int64_t{memory.busiest[domain]} * context.instances + i % context.instances];

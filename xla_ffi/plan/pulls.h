@@ -50,8 +50,8 @@ TOPOEP_BODY inline int32_t FirstHolder(const Problem& problem, const Domains& do
 
 // Adds whole copies; `relay` lets one of them cross to a domain and the others there follow from it.
 template <class Team>
-TOPOEP_BODY void AddWholePulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
-                               bool relay, const Links& links) {
+TOPOEP_STAGE void AddWholePulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
+                                bool relay, const Links& links) {
   team.ForEach(problem.num_ranks * problem.num_slots, [&](int32_t i) {
     const int32_t expert = slot_expert[i];
     if (expert < 0) return;
@@ -67,8 +67,8 @@ TOPOEP_BODY void AddWholePulls(Team& team, const Problem& problem, const Domains
 
 // Adds striped copies. Who sends a slice depends on the domain of the main alone, so counts by domain are enough.
 template <class Team>
-TOPOEP_BODY void AddStripedPulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
-                                 const PullCounts& counts, const Links& links) {
+TOPOEP_STAGE void AddStripedPulls(Team& team, const Problem& problem, const Domains& domains,
+                                  const int32_t* slot_expert, const PullCounts& counts, const Links& links) {
   const int64_t bytes = problem.cost.expert_bytes;
   team.ForEach(static_cast<int32_t>(PullCounts::NumWords(problem)), [&](int32_t i) { counts.holders[i] = 0; });
   team.Sync();

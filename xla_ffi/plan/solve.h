@@ -91,7 +91,7 @@ TOPOEP_BODY void RunEmpty(Team& team, const Workspace& work, const Memory& memor
 
 // The paper's plan in the state. Ties in what follows go by slot.
 template <class Team>
-TOPOEP_BODY void MakePaperPlan(Team& team, const Workspace& work, const Memory& memory) {
+TOPOEP_STAGE void MakePaperPlan(Team& team, const Workspace& work, const Memory& memory) {
   PaperPlan(team, work.context, work.paper, memory.spare_state);
   SortSlots(team, *work.context.problem, memory.spare_state.slot_expert, memory.spare_state.quota,
             memory.state.slot_expert, memory.state.quota);
@@ -132,7 +132,7 @@ TOPOEP_BODY State Restore(Team& team, const Workspace& work, const Memory& memor
 
 // Refines the plan of entry `choice`, and the cheapest ones, into memory.state; returns what the best is worth.
 template <class Team>
-TOPOEP_BODY Worth RefineBest(Team& team, const Workspace& work, const Memory& memory, int32_t choice) {
+TOPOEP_STAGE Worth RefineBest(Team& team, const Workspace& work, const Memory& memory, int32_t choice) {
   const Context& context = work.context;
   const Entries& entries = work.entries;
   const auto refine = [&](int32_t entry) {

@@ -23,10 +23,14 @@
 #include <cstdint>
 #include <limits>
 
+// A stage is a body that is compiled once for its team, not into each of its callers: nvcc would copy what has barriers
+// and loops into ever larger functions.
 #if defined(__CUDACC__)
 #define TOPOEP_BODY __host__ __device__
+#define TOPOEP_STAGE __host__ __device__ __noinline__
 #else
 #define TOPOEP_BODY
+#define TOPOEP_STAGE
 #endif
 
 namespace topoep {

@@ -102,8 +102,8 @@ TOPOEP_BODY void Record(Team& team, const Context& context, Improver<Team>& impr
 
 // Builds a candidate and runs its phases up to `last`; records each if `entries` is given.
 template <class Team>
-TOPOEP_BODY void RunCandidate(Team& team, const Context& context, const Effort& effort, int32_t index, int32_t last,
-                              const Memory& memory, const Entries* entries) {
+TOPOEP_STAGE void RunCandidate(Team& team, const Context& context, const Effort& effort, int32_t index, int32_t last,
+                               const Memory& memory, const Entries* entries) {
   const Problem& problem = *context.problem;
   const int32_t first = index * kPhases;
   Build(team, context, effort, effort.candidates[index], memory);
@@ -128,7 +128,7 @@ TOPOEP_BODY inline bool Fits(const Problem& problem, const Entry& entry) {
 
 // The entry that wins: the cheapest within the cap; among plans within 1/128 of it the one with the least traffic
 // across domains, as long as neither the empty plan nor the paper's is cheaper than that.
-TOPOEP_BODY inline int32_t Choose(const Problem& problem, const Entries& all) {
+TOPOEP_STAGE inline int32_t Choose(const Problem& problem, const Entries& all) {
   const Entry* entries = all.entry;
   const int32_t num_entries = all.count;
   const auto fits = [&](int32_t i) { return Fits(problem, entries[i]); };

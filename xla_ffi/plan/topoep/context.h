@@ -112,7 +112,7 @@ TOPOEP_BODY void CountSaved(Team& team, const Context& context) {
 
 // What it writes is seen after the next barrier.
 template <class Team>
-TOPOEP_BODY void Prepare(Team& team, const Context& context) {
+TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
   const Problem& problem = *context.problem;
   const int32_t pairs = context.num_domains * context.experts;
   team.ForEach(pairs, [&](int32_t i) {
@@ -219,7 +219,7 @@ struct State {
 
 // The empty plan. No barrier.
 template <class Team>
-TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state) {
+TOPOEP_STAGE void SetEmpty(Team& team, const Context& context, const State& state) {
   team.ForEach(context.ranks * context.slots, [&](int32_t i) { state.slot_expert[i] = -1; });
   team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
     const int32_t source = i / context.ranks;
@@ -234,7 +234,7 @@ TOPOEP_BODY void SetEmpty(Team& team, const Context& context, const State& state
 
 // No barrier.
 template <class Team>
-TOPOEP_BODY void CopyState(Team& team, const Context& context, const State& from, const State& to) {
+TOPOEP_STAGE void CopyState(Team& team, const Context& context, const State& from, const State& to) {
   team.ForEach(context.ranks * context.slots, [&](int32_t i) { to.slot_expert[i] = from.slot_expert[i]; });
   team.ForEach(context.ranks * context.ranks, [&](int32_t i) {
     const int64_t row = int64_t{i} * context.instances;

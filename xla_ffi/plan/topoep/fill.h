@@ -15,8 +15,8 @@ namespace topoep {
 // Leaves slot_expert in the state, and the rows each instance is to get in slot_target and main_target. A dependent
 // step for each slot of the largest domain and each move, and three more.
 template <class Team>
-TOPOEP_BODY void Fill(Team& team, const Context& context, const Selection& selection, const FillMemory& memory,
-                      int32_t moves, const State& state) {
+TOPOEP_STAGE void Fill(Team& team, const Context& context, const Selection& selection, const FillMemory& memory,
+                       int32_t moves, const State& state) {
   const auto at = [&](int32_t index) { return FillCase(context, selection, memory, index); };
   team.ForEach(memory.cases * memory.ranks, [&](int32_t i) {
     const FillCase fill = at(i / memory.ranks);

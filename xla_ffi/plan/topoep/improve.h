@@ -48,7 +48,7 @@ class Improver {
       : team_(team), context_(context), problem_(*context.problem), memory_(memory), state_(state) {}
 
   // Lists the holders of each expert and measures the plan. Quotas and slots may still be written before it.
-  TOPOEP_BODY void Start() {
+  TOPOEP_STAGE void Start() {
     team_.ForEach(context_.experts, [&](int32_t e) { memory_.holders.first[e] = -1; });
     Clear(team_, Now());
     team_.Sync();
@@ -60,7 +60,7 @@ class Improver {
 
   // Runs the rounds, keeps those that lower the cost, and drops replicas left without rows. What it writes last, others
   // see after the next barrier.
-  TOPOEP_BODY void Run(Target target, const int32_t* kinds, int32_t num_kinds) {
+  TOPOEP_STAGE void Run(Target target, const int32_t* kinds, int32_t num_kinds) {
     cost_ = CostOf(Now(), target);
     uint32_t failed = 0;  // kinds that changed nothing since the last change
     for (int32_t i = 0; i < num_kinds; ++i) {
@@ -128,7 +128,7 @@ class Improver {
   }
 
   // Whether the round is kept. Three dependent steps; a round that grants nothing has two.
-  TOPOEP_BODY bool Round(Target target, Kind kind) {
+  TOPOEP_STAGE bool Round(Target target, Kind kind) {
     if (kind == Kind::kNearby) {  // its requests read quotas
       ApplyPending();
       team_.Sync();

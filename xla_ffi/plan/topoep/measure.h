@@ -199,7 +199,7 @@ TOPOEP_BODY void AddExecuted(Team& team, const Context& context, const Measure& 
 
 // The busiest ranks; one dependent step.
 template <class Team>
-TOPOEP_BODY void FindBest(Team& team, const Context& context, const Holders& holders, const Measure& measure) {
+TOPOEP_STAGE void FindBest(Team& team, const Context& context, const Holders& holders, const Measure& measure) {
   team.ArgMaxEach(
       Measure::kNumBests, context.ranks,
       [&](int32_t what, int32_t r) { return Dimension(context, holders, measure, what, r); },

@@ -23,7 +23,7 @@ TOPOEP_BODY inline bool IsChange(const Context& context, const State& state, int
 
 // What it writes is seen after the next barrier.
 template <class Team>
-TOPOEP_BODY void Change(Team& team, const Context& context, int32_t change, const State& state) {
+TOPOEP_STAGE void Change(Team& team, const Context& context, int32_t change, const State& state) {
   const int32_t slot = change / (context.experts + 1);
   const int32_t rank = slot / context.slots;
   const int32_t old = state.slot_expert[slot];
@@ -42,8 +42,8 @@ TOPOEP_BODY inline bool CanRefine(const Context& context, const Effort& effort) 
 
 // Improves the plan in `state`, whose worth it returns; `best` is working memory of the same size.
 template <class Team>
-TOPOEP_BODY Worth Refine(Team& team, const Context& context, const Effort& effort, const ImproveMemory& memory,
-                         const State& best, const State& state) {
+TOPOEP_STAGE Worth Refine(Team& team, const Context& context, const Effort& effort, const ImproveMemory& memory,
+                          const State& best, const State& state) {
   const Problem& problem = *context.problem;
   const auto run = [&](int32_t change) {
     if (change >= 0) Change(team, context, change, state);

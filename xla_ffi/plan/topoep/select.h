@@ -31,7 +31,7 @@ struct Selection {
 
 // Two dependent steps.
 template <class Team>
-TOPOEP_BODY void Select(Team& team, const Context& context, const Candidate& candidate, const Selection& selection) {
+TOPOEP_STAGE void Select(Team& team, const Context& context, const Candidate& candidate, const Selection& selection) {
   const int32_t pairs = context.num_domains * context.experts;
   const int64_t stays = candidate.inbound == 0 ? -1 : context.MeanInbound() * candidate.inbound / 16;
   const auto limit = [&](int32_t domain) {

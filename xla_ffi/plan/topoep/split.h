@@ -38,7 +38,7 @@ struct Jobs {
 // A source gives a taker the proportional share of its rows, rounded down; then the rests of the sources, laid end to
 // end, go to the rests of the takers. This finds where each rest lies; one dependent step.
 template <class Team>
-TOPOEP_BODY void LayRests(Team& team, const Context& context, int32_t num_jobs, const Jobs& jobs) {
+TOPOEP_STAGE void LayRests(Team& team, const Context& context, int32_t num_jobs, const Jobs& jobs) {
   team.ScanEach(
       2 * num_jobs, jobs.length,
       [&](int32_t segment, int32_t k) {
@@ -88,8 +88,8 @@ TOPOEP_BODY void Apportion(Team& team, const Context& context, int32_t num_jobs,
 // Quotas of the plan that Fill() left: rows go to their source's domain if it serves the expert, else to the main's;
 // there an instance takes its own rank's rows first, then all sources alike. Three dependent steps, then no barrier.
 template <class Team>
-TOPOEP_BODY void Split(Team& team, const Context& context, const Selection& selection, const FillMemory& fill,
-                       const Jobs& jobs, const State& state) {
+TOPOEP_STAGE void Split(Team& team, const Context& context, const Selection& selection, const FillMemory& fill,
+                        const Jobs& jobs, const State& state) {
   const int32_t ranks = context.ranks;
   const int32_t* omega = context.problem->omega;
   const auto executes = [&](int32_t source, int32_t expert) {

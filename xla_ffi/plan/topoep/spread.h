@@ -74,8 +74,8 @@ TOPOEP_BODY void MoveSpill(Team& team, const Context& context, int32_t num_jobs,
 // A pass of spilling by intervals, over all ranks or inside each domain. Five dependent steps; it leaves jobs, and says
 // how many. The rows of `old_jobs` left by the pass before are moved meanwhile.
 template <class Team>
-TOPOEP_BODY int32_t SpreadPass(Team& team, const Context& context, int64_t level, bool inside, int32_t old_jobs,
-                               const SpreadMemory& memory, const Jobs& jobs, const State& state) {
+TOPOEP_STAGE int32_t SpreadPass(Team& team, const Context& context, int64_t level, bool inside, int32_t old_jobs,
+                                const SpreadMemory& memory, const Jobs& jobs, const State& state) {
   const int32_t ranks = context.ranks;
   const int32_t instances = context.instances;
   const auto together = [&](int32_t a, int32_t b) { return !inside || context.DomainOf(a) == context.DomainOf(b); };
@@ -232,8 +232,8 @@ TOPOEP_BODY int32_t SpreadPass(Team& team, const Context& context, int64_t level
 // Over all ranks, then inside domains for what no other domain may hold, then over all ranks again. What it writes last
 // is seen after the next barrier.
 template <class Team>
-TOPOEP_BODY void Spread(Team& team, const Context& context, int64_t permille, const SpreadMemory& memory,
-                        const Jobs& jobs, const State& state) {
+TOPOEP_STAGE void Spread(Team& team, const Context& context, int64_t permille, const SpreadMemory& memory,
+                         const Jobs& jobs, const State& state) {
   const int64_t level = context.Fair() * (1000 + permille) / 1000;
   team.Sync();
   team.ForEach(context.ranks * context.instances, [&](int32_t i) {
@@ -256,8 +256,8 @@ TOPOEP_BODY void Spread(Team& team, const Context& context, int64_t permille, co
 
 // From the empty plan: the fullest rank above the level hands the most rows it can, less the price of a pull.
 template <class Team>
-TOPOEP_BODY void SpreadGreedily(Team& team, const Context& context, const Candidate& candidate,
-                                const SpreadMemory& memory, const Jobs& jobs, const State& state) {
+TOPOEP_STAGE void SpreadGreedily(Team& team, const Context& context, const Candidate& candidate,
+                                 const SpreadMemory& memory, const Jobs& jobs, const State& state) {
   const int32_t ranks = context.ranks;
   const Cost& cost = context.problem->cost;
   const int64_t level = context.Fair() * (1000 + candidate.spread) / 1000;
