@@ -1,9 +1,9 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
-#   make setup | train | test | test-full | test-cuda | lint | bench | kernel-table | clean
+#   make setup | train | test | test-full | test-cuda | lint | bench | kernel-table | mutants | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
-#   ARGS="--steps=300"  passed on by train, test, test-full and bench
+#   ARGS="--steps=300"  passed on by train, test, test-full, bench and mutants
 
 PYTHON :=
 VENV := .venv
@@ -13,7 +13,7 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests/cc -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
-.PHONY: setup train test test-full test-cuda lint bench kernel-table clean
+.PHONY: setup train test test-full test-cuda lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:
 
 setup: $(VENV)/.native
@@ -48,6 +48,10 @@ kernel-table: $(VENV)/.cuda
 	@rm -rf build/cuda
 	for arch in sm_90 sm_100; do $(PY) topoep_jax/_cuda_build.py --arch $$arch --out build/cuda/$$arch || exit 1; done
 	$(PY) tools/kernel_table.py build/cuda/*
+
+# results/full/mutants.json
+mutants: $(VENV)/.requirements
+	$(PY) tools/mutants.py $(ARGS)
 
 clean:
 	rm -rf $(VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis

@@ -39,7 +39,7 @@ class Scratch {
  private:
   int64_t Measure(const Problem& problem, int32_t teams, bool keep) {
     Arena arena;
-    const Workspace unused(problem, domains_.View(), teams, keep, arena);
+    const Workspace unused(problem, domains_.View(), teams, arena, keep ? kKeepBytes : 0);
     return arena.Used();
   }
   Workspace LayOut(const Problem& problem, int32_t teams, bool keep) {
@@ -79,7 +79,7 @@ Answer SolveInThreeSteps(const Problem& problem) {
 Problem MakeProblem(Instance& instance, uint32_t seed) {
   instance = RandomInstance(seed);
   if (seed % 16 == 5) instance.omega[0] = -1;
-  if (seed % 16 == 6) ++instance.omega.back();  // does not match the tokens, where there are tokens
+  if (seed % 16 == 6) ++instance.omega.back();               // does not match the tokens, where there are tokens
   if (seed % 2 == 0) instance.thrifty = {0, 3, 1, 3, 2, 3};  // after a round of each kind one that reads quotas
   Problem problem = instance.View(1);
   if (seed % 8 == 3) problem.planner = Planner::kTopoepPaper;
