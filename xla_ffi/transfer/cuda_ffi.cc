@@ -4,10 +4,10 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <limits>
 #include <memory>
 #include <string>
-#include <utility>
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/transfer/transfer_cuda.h"
@@ -107,15 +107,11 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
                          row_bytes, static_cast<Pulls>(pulls)};
   error = CheckSizes(kTarget, *group, layer);
   if (error.failure()) return error;
-  Problem problem = ProblemOf(domains, layer);
-  const DomainTable table(problem);
-  Arena arena(group->workspace(kPullSchedule));
-  const PullSchedule schedule(problem, table.View(), group->options().rank, row_bytes, arena);
-  problem.domain_of_rank = group->domain_of_rank();
-  problem.cost.expert_bytes = expert_bytes;
-  problem.cost.inter_fs_per_byte = inter_fs_per_byte;
-  problem.cost.intra_fs_per_byte = intra_fs_per_byte;
-  return Launched(kTarget, LaunchPull(*group, problem, schedule, slot_expert.typed_data(), mains.untyped_data(),
+  Cost prices{};
+  prices.expert_bytes = expert_bytes;
+  prices.inter_fs_per_byte = inter_fs_per_byte;
+  prices.intra_fs_per_byte = intra_fs_per_byte;
+  return Launched(kTarget, LaunchPull(*group, layer, prices, slot_expert.typed_data(), mains.untyped_data(),
                                       slots->untyped_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
 }
 
@@ -128,23 +124,19 @@ ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats m
   error = CheckShapes(kTarget, *group, main_grads.dimensions(), slot_grads.dimensions(), slot_expert.dimensions());
   if (error.failure()) return error;
   if (sums->typed_data() != main_grads.typed_data()) return Refuse(kTarget, "result 0 must alias operand 1");
-  const LayerShape layer{static_cast<int32_t>(main_grads.dimensions()[0]),
-                         static_cast<int32_t>(slot_grads.dimensions()[0]), 0, Pulls::kDirect};
+  LayerShape layer{static_cast<int32_t>(main_grads.dimensions()[0]), static_cast<int32_t>(slot_grads.dimensions()[0]),
+                   0, Pulls::kDirect};
   error = CheckSizes(kTarget, *group, layer);
   if (error.failure()) return error;
-  const WindowShape shape =
-      ShapeOf(group->options().domain_of_rank, layer, group->options().sizes.windows[kStaging], 0);
-  if (shape.staging_bytes < shape.LeastStaging()) {
-    return Refuse(kTarget, "the group's staging of " + std::to_string(shape.staging_bytes) +
-                               " bytes is less than the " + std::to_string(shape.LeastStaging()) + " that " +
-                               std::to_string(shape.NumReplicas()) +
+  const int64_t staging = group->options().sizes.windows[kStaging];
+  const WindowShape shape = ShapeOf(group->options().domain_of_rank, layer, staging, 0);
+  if (staging < shape.LeastStaging()) {
+    return Refuse(kTarget, "the group's staging of " + std::to_string(staging) + " bytes is less than the " +
+                               std::to_string(shape.LeastStaging()) + " that " + std::to_string(shape.NumReplicas()) +
                                " replicas need: raise staging_bytes in transport.init");
   }
-  Arena arena(group->workspace(kPushSchedule));
-  const PushSchedule schedule(shape.num_ranks, layer.num_slots, layer.mains_per_rank, group->options().rank,
-                              main_grads.dimensions()[1] * static_cast<int64_t>(sizeof(float)), shape.HalfBytes(),
-                              arena);
-  return Launched(kTarget, LaunchPush(*group, schedule, slot_expert.typed_data(), slot_grads.typed_data(),
+  layer.expert_bytes = main_grads.dimensions()[1] * static_cast<int64_t>(sizeof(float));
+  return Launched(kTarget, LaunchPush(*group, layer, slot_expert.typed_data(), slot_grads.typed_data(),
                                       sums->typed_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
 }
 

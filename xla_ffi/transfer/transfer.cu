@@ -1,14 +1,17 @@
 // The kernels of replica transfer: pull.h and push.h over NcclFabric, and their schedules over one block.
 
 #include <cstdint>
-#include <utility>
 
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
 #include "xla_ffi/team/block_team.cuh"
 #include "xla_ffi/transfer/nccl_fabric.cuh"
 #include "xla_ffi/transfer/pull.h"
 #include "xla_ffi/transfer/push.h"
 #include "xla_ffi/transfer/transfer_cuda.h"
+#include "xla_ffi/transfer/windows.h"
 #include "xla_ffi/transport/group.h"
+#include "xla_ffi/transport/sizes.h"
 
 namespace topoep {
 namespace {
@@ -60,31 +63,38 @@ __global__ void __launch_bounds__(kWorkerThreads<kNetwork>, 1)
   PushGradients(fabric, schedule, slot_grads, main_grads);
 }
 
-// W blocks, which the device refuses unless all can run at the same time: they wait for each other.
+// W blocks, refused unless the device can hold all of them together: they wait for each other. A cooperative launch
+// would also check that, but such kernels of several streams may follow each other, and ranks on one GPU would hang.
 template <bool kNetwork, class... Parameters, class... Arguments>
 cudaError_t LaunchWorkers(void (*kernel)(DeviceGroup, Parameters...), const Group& group, cudaStream_t stream,
-                          Arguments&&... arguments) {
+                          Arguments... arguments) {
   constexpr int32_t kShared = sizeof(BulkRing::Memory);
-  const cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
+  const int32_t workers = group.options().num_workers;
+  int32_t blocks = 0;
+  int32_t processors = 0;
+  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
   if (error != cudaSuccess) return error;
-  cudaLaunchAttribute together{};
-  together.id = cudaLaunchAttributeCooperative;
-  together.val.cooperative = 1;
-  cudaLaunchConfig_t config{};
-  config.gridDim = dim3(group.options().num_workers);
-  config.blockDim = dim3(kWorkerThreads<kNetwork>);
-  config.dynamicSmemBytes = kShared;
-  config.stream = stream;
-  config.attrs = &together;
-  config.numAttrs = 1;
-  return cudaLaunchKernelEx(&config, kernel, group.on_device(), std::forward<Arguments>(arguments)...);
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWorkerThreads<kNetwork>, kShared);
+  if (error != cudaSuccess) return error;
+  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, group.options().device);
+  if (error != cudaSuccess) return error;
+  if (workers > blocks * processors) return cudaErrorCooperativeLaunchTooLarge;
+  kernel<<<workers, kWorkerThreads<kNetwork>, kShared, stream>>>(group.on_device(), arguments...);
+  return cudaGetLastError();
 }
 
 }  // namespace
 
-cudaError_t LaunchPull(const Group& group, const Problem& problem, const PullSchedule& schedule,
-                       const int32_t* slot_expert, const void* mains, void* slots, EpochToken epoch,
-                       cudaStream_t stream) {
+cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
+                       const void* mains, void* slots, EpochToken epoch, cudaStream_t stream) {
+  Problem problem = ProblemOf(group.options().domain_of_rank, layer);
+  const DomainTable table(problem);
+  Arena arena(group.workspace(kPullSchedule));
+  const PullSchedule schedule(problem, table.View(), group.options().rank, layer.expert_bytes, arena);
+  problem.domain_of_rank = group.domain_of_rank();
+  problem.cost.expert_bytes = prices.expert_bytes;
+  problem.cost.inter_fs_per_byte = prices.inter_fs_per_byte;
+  problem.cost.intra_fs_per_byte = prices.intra_fs_per_byte;
   PullScheduleKernel<<<1, kThreads, 0, stream>>>(problem, group.domains(), schedule, slot_expert, epoch);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;
@@ -92,8 +102,12 @@ cudaError_t LaunchPull(const Group& group, const Problem& problem, const PullSch
                               : LaunchWorkers<false>(PullKernel<false>, group, stream, schedule, mains, slots);
 }
 
-cudaError_t LaunchPush(const Group& group, const PushSchedule& schedule, const int32_t* slot_expert,
-                       const float* slot_grads, float* main_grads, EpochToken epoch, cudaStream_t stream) {
+cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
+                       float* main_grads, EpochToken epoch, cudaStream_t stream) {
+  Arena arena(group.workspace(kPushSchedule));
+  const int64_t half_bytes = RoundDown(group.options().sizes.windows[kStaging] / 2);
+  const PushSchedule schedule(group.options().num_ranks(), layer.num_slots, layer.mains_per_rank, group.options().rank,
+                              layer.expert_bytes, half_bytes, arena);
   PushScheduleKernel<<<1, kThreads, 0, stream>>>(schedule, slot_expert, epoch);
   const cudaError_t error = cudaGetLastError();
   if (error != cudaSuccess) return error;

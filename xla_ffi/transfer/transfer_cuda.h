@@ -30,12 +30,10 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/plan.h"
-#include "xla_ffi/transfer/pull_schedule.h"
-#include "xla_ffi/transfer/push_schedule.h"
+#include "xla_ffi/transport/group.h"
+#include "xla_ffi/transport/sizes.h"
 
 namespace topoep {
-
-class Group;
 
 // The int32 [1] that orders calls: `next` becomes `current` plus one. They may be one.
 struct EpochToken {
@@ -43,13 +41,13 @@ struct EpochToken {
   int32_t* next;
 };
 
-// All pointers are to device memory, those in `problem` and the schedules included. The kernels are enqueued, or the
-// error says why not; what goes wrong later shows when the stream is synchronised.
-cudaError_t LaunchPull(const Group& group, const Problem& problem, const PullSchedule& schedule,
-                       const int32_t* slot_expert, const void* mains, void* slots, EpochToken epoch,
-                       cudaStream_t stream);
-cudaError_t LaunchPush(const Group& group, const PushSchedule& schedule, const int32_t* slot_expert,
-                       const float* slot_grads, float* main_grads, EpochToken epoch, cudaStream_t stream);
+// Enqueue the kernels of one call; an error says why they could not be, and what goes wrong later shows when the stream
+// is synchronised. All pointers are to device memory. `layer` fits the group and holds the bytes of a row of the
+// arrays; of `prices` the bytes of an expert and the rates count, for Pulls::kBest.
+cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
+                       const void* mains, void* slots, EpochToken epoch, cudaStream_t stream);
+cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
+                       float* main_grads, EpochToken epoch, cudaStream_t stream);
 
 }  // namespace topoep
 
