@@ -2,3 +2,5 @@
 
 from topoep_jax.transfer.api import pull as pull
 from topoep_jax.transfer.api import push as push
+from topoep_jax.transfer.device import device_pull as device_pull
+from topoep_jax.transfer.device import device_push as device_push

@@ -1,0 +1,95 @@
+"""The device transport's calls, as a CUDA program holds them: operands, attributes, aliases and order."""
+
+import re
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import AbstractMesh
+from jax.sharding import PartitionSpec as P
+
+from topoep_jax import Topology
+from topoep_jax._compat import vary_like
+from topoep_jax.plan.cost import CostModel
+from topoep_jax.transfer import device_pull, device_push
+from topoep_jax.transport import Group
+
+COST = CostModel(1000, 1, 0, inter_fs_per_byte=20_000, intra_fs_per_byte=5_000, pulls="striped")
+GROUP = Group("ep", 7, "device", Topology((0, 0, 1, 1)), None)
+
+
+def transfers(mains, slot_expert):
+    """A pull and what a backward pass does: pull again, then push."""
+    first = vary_like(jnp.zeros(1, jnp.int32), mains)
+    slots, epoch = device_pull(mains, slot_expert, first, GROUP, COST)
+    again, epoch = device_pull(mains, slot_expert, epoch, GROUP, COST)
+    grads = (slots + again).astype(jnp.float32)
+    sums, epoch = device_push(grads, mains.astype(jnp.float32), slot_expert, epoch, GROUP)
+    return sums, epoch
+
+
+def lowered(check_vma: bool) -> str:
+    mesh = AbstractMesh((4,), ("ep",))
+    program = jax.shard_map(
+        transfers, mesh=mesh, in_specs=(P("ep"), P()), out_specs=(P("ep"), P("ep")), check_vma=check_vma
+    )
+    shapes = jax.ShapeDtypeStruct((8, 24), jnp.bfloat16), jax.ShapeDtypeStruct((4, 3), jnp.int32)
+    return jax.jit(program).trace(*shapes).lower(lowering_platforms=("cuda",)).as_text()
+
+
+def calls(text: str, target: str) -> list[str]:
+    return [line for line in text.splitlines() if f"@{target}(" in line]
+
+
+@pytest.mark.parametrize("check_vma", [False, True])
+def test_calls_of_a_cuda_program(check_vma):
+    text = lowered(check_vma)
+    pulls, pushes = calls(text, "topoep_pull"), calls(text, "topoep_push")
+    assert (len(pulls), len(pushes)) == (2, 1)
+    for call in pulls:
+        for attribute in ("group = 7", "pulls = 2", "expert_bytes = 1000", "inter_fs_per_byte = 20000"):
+            assert attribute in call
+        assert "domain_of_rank = dense<[0, 0, 1, 1]> : tensor<4xi32>" in call
+        assert "has_side_effect = true" in call
+        assert "output_tuple_indices = [1], operand_index = 2" in call
+        assert "(tensor<2x24xbf16>, tensor<4x3xi32>, tensor<1xi32>) -> (tensor<3x24xbf16>, tensor<1xi32>)" in call
+    assert "group = 7" in pushes[0]
+    assert "output_tuple_indices = [0], operand_index = 1" in pushes[0]
+    assert "output_tuple_indices = [1], operand_index = 3" in pushes[0]
+    # Each call takes the epoch of the one before.
+    operands, results = [], []
+    for call in (*pulls, *pushes):
+        result, arguments = re.search(r"(%\w+):2 = .*?@topoep_\w+\(([^)]*)\)", call).groups()
+        operands.append(arguments.split(", ")[-1])
+        results.append(f"{result}#1")
+    assert operands[1:] == results[:-1]
+
+
+MAINS = jnp.zeros((2, 8), jnp.float32)
+PLAN = jnp.full((4, 3), -1, jnp.int32)
+EPOCH = jnp.zeros(1, jnp.int32)
+
+
+@pytest.mark.parametrize(
+    ("call", "message"),
+    [
+        (lambda: device_pull(MAINS, PLAN[:2], EPOCH, GROUP, COST), r"must be \[Em, D\] and \[R, N\] with R=4"),
+        (lambda: device_pull(MAINS, PLAN[:, :0], EPOCH, GROUP, COST), "at least one slot"),
+        (
+            lambda: device_pull(MAINS, PLAN, EPOCH[0], GROUP, COST),
+            r"expected int32 \(1,\): the first call may take zeros",
+        ),
+        (lambda: device_push(MAINS, MAINS, PLAN, EPOCH, GROUP), r"slot_grads have shape \(2, 8\)"),
+        (
+            lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, EPOCH, GROUP),
+            "added in float32, not in bfloat16",
+        ),
+        (
+            lambda: device_pull(MAINS, PLAN, EPOCH, Group("ep", 0, "xla", GROUP.topology, None, ("no NCCL",)), COST),
+            r"has no kernels \(no NCCL\): use transfer.pull",
+        ),
+    ],
+)
+def test_bad_calls_are_refused(call, message):
+    with pytest.raises(ValueError, match=message):
+        call()

@@ -1,0 +1,103 @@
+"""Replica transfer by our own kernels: `pull` and `push` of `transfer.api` as two FFI calls on CUDA.
+
+The kernels wait for each other across ranks, so all ranks must run a program's calls in one order. `epoch`, an int32
+[1] that every call takes and returns, is a data dependency from each call to the next; the protocol's own counters are
+the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
+"""
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+
+from topoep_jax._compat import vary_like
+from topoep_jax._native import PULL_IDS
+from topoep_jax.plan.cost import CostModel
+from topoep_jax.transport import Group
+
+
+def device_pull(
+    mains: jax.Array, slot_expert: jax.Array, epoch: jax.Array, group: Group, cost: CostModel
+) -> tuple[jax.Array, jax.Array]:
+    """Copies the packed parameters of replicated experts from their main ranks into this rank's slots.
+
+    Args:
+      mains: [Em, D] this rank's experts.
+      slot_expert: int32 [R, N] of the plan, -1 where empty.
+      epoch: int32 [1] from the call before this one; any value in a program's first.
+      group: of `transport.init`, of kind "device".
+      cost: the layer's; `cost.pulls` and its rates say by which schedule.
+
+    Returns:
+      ([N, D], epoch). Rows of empty slots hold anything: no instance reads them.
+
+    Raises:
+      ValueError: shapes that do not fit each other or the group, or a group without kernels.
+    """
+    _check(mains, slot_expert, group)
+    slots = jax.ShapeDtypeStruct((slot_expert.shape[1], mains.shape[1]), mains.dtype)
+    call = jax.ffi.ffi_call(
+        "topoep_pull", (slots, _epoch_like(epoch)), has_side_effect=True, input_output_aliases={2: 1}
+    )
+    results = call(
+        mains,
+        slot_expert,
+        epoch,
+        group=group.ident,
+        domain_of_rank=np.array(group.topology.domain_of_rank, np.int32),
+        pulls=PULL_IDS[cost.pulls],
+        expert_bytes=cost.expert_bytes,
+        inter_fs_per_byte=cost.inter_fs_per_byte,
+        intra_fs_per_byte=cost.intra_fs_per_byte,
+    )
+    return vary_like(tuple(results), mains)
+
+
+def device_push(
+    slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, epoch: jax.Array, group: Group
+) -> tuple[jax.Array, jax.Array]:
+    """Sends replica gradients to their main ranks and adds them there, in ascending (rank, slot), in f32.
+
+    Args:
+      slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not read.
+      main_grads: f32 [Em, D] gradients of this rank's mains.
+      slot_expert: int32 [R, N] of the plan.
+      epoch: int32 [1] from the call before this one; any value in a program's first.
+      group: of `transport.init`, of kind "device".
+
+    Returns:
+      (f32 [Em, D], epoch): `main_grads`, in its own memory, with the gradients of all replicas added.
+
+    Raises:
+      ValueError: as in `device_pull`, or gradients that are not f32.
+    """
+    _check(main_grads, slot_expert, group)
+    if slot_grads.shape != (slot_expert.shape[1], main_grads.shape[1]):
+        raise ValueError(
+            f"slot_grads have shape {slot_grads.shape}, expected [N, D] of {main_grads.shape} and the plan"
+        )
+    if slot_grads.dtype != jnp.float32 or main_grads.dtype != jnp.float32:
+        raise ValueError(f"gradients are added in float32, not in {slot_grads.dtype} and {main_grads.dtype}")
+    sums = jax.ShapeDtypeStruct(main_grads.shape, jnp.float32)
+    call = jax.ffi.ffi_call(
+        "topoep_push", (sums, _epoch_like(epoch)), has_side_effect=True, input_output_aliases={1: 0, 3: 1}
+    )
+    return vary_like(tuple(call(slot_grads, main_grads, slot_expert, epoch, group=group.ident)), main_grads)
+
+
+def _epoch_like(epoch: jax.Array) -> jax.ShapeDtypeStruct:
+    if epoch.shape != (1,) or epoch.dtype != jnp.int32:
+        raise ValueError(f"epoch is {epoch.dtype} {epoch.shape}, expected int32 (1,): the first call may take zeros")
+    return jax.ShapeDtypeStruct((1,), jnp.int32)
+
+
+def _check(mains: jax.Array, slot_expert: jax.Array, group: Group) -> None:
+    if group.kind != "device":
+        raise ValueError(
+            f"the group of axis {group.axis!r} has no kernels ({'; '.join(group.reasons)}): use transfer.pull and push"
+        )
+    ranks = group.topology.num_ranks
+    if mains.ndim != 2 or slot_expert.ndim != 2 or slot_expert.shape[0] != ranks or slot_expert.shape[1] == 0:
+        raise ValueError(
+            f"an expert array {mains.shape} and slot_expert {slot_expert.shape} must be [Em, D] and [R, N] with"
+            f" R={ranks} ranks of the group and at least one slot"
+        )
