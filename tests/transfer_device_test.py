@@ -5,7 +5,7 @@ import re
 import jax
 import jax.numpy as jnp
 import pytest
-from jax.sharding import AbstractMesh
+from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
 from topoep_jax import Topology
@@ -29,7 +29,7 @@ def transfers(mains, slot_expert):
 
 
 def lowered(check_vma: bool) -> str:
-    mesh = AbstractMesh((4,), ("ep",))
+    mesh = AbstractMesh((4,), ("ep",), axis_types=(AxisType.Auto,))
     program = jax.shard_map(
         transfers, mesh=mesh, in_specs=(P("ep"), P()), out_specs=(P("ep"), P("ep")), check_vma=check_vma
     )
