@@ -1,0 +1,48 @@
+"""The barriers that `make mutants` leaves out are those of the sources; running the mutants takes a compiler and CI."""
+
+import json
+
+import pytest
+
+from tools import mutants
+
+BODY = """\
+template <class Team>
+TOPOEP_BODY void Fill(Team& team,
+                      int32_t n) {
+  const Links links(n, n);
+  team.Sync();  // not team.Sync() twice
+  for (;;) team_.Sync();
+}
+class A {
+  void Sync() { Barrier().Sync(); }
+};
+"""
+
+
+def test_barriers_are_found_in_the_text():
+    sites = mutants.sites_of("xla_ffi/plan/a.h", BODY)
+    assert [(site.nth, site.line, site.function) for site in sites] == [(1, 5, "Fill"), (2, 6, "Fill"), (3, 9, "Sync")]
+    with pytest.raises(SystemExit, match="two Sync"):
+        mutants.sites_of("a.h", "team.Sync(); team.Sync();")
+
+
+def test_every_barrier_was_left_out_and_missed():
+    rows = json.loads(mutants.RESULTS.read_text())["syncs"]
+    sites = mutants.find_sites()
+    assert len(sites) > 40
+    assert [(row["file"], row["nth"]) for row in rows] == [site.key for site in sites], "run make mutants"
+    assert all(map(mutants.is_killed, rows))
+
+
+def test_a_mutant_that_nothing_misses_is_named(monkeypatch, tmp_path):
+    row = {"file": "xla_ffi/plan/a.h", "nth": 1, "killed_by": mutants.SURVIVED}
+    results = tmp_path / "mutants.json"
+    results.write_text(json.dumps({"syncs": [row], "faults": []}))
+    monkeypatch.setattr(mutants, "ROOT", tmp_path)
+    monkeypatch.setattr(mutants, "RESULTS", results)
+    sites = mutants.sites_of("xla_ffi/plan/a.h", BODY)
+    wrong = mutants.check_results(sites, ["drop_signal:ready"])
+    assert [text for text in wrong if "survived" in text]
+    assert [text for text in wrong if "a.h:6 has no row" in text]
+    assert [text for text in wrong if "there are 3 and 1" in text]
