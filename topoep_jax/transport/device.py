@@ -240,13 +240,20 @@ def _local_ranks(mesh: Mesh, axis: str) -> list[LocalRank]:
     ]
 
 
+def _platforms(mesh: Mesh) -> list[str]:
+    return sorted({device.platform for device in mesh.devices.flat})
+
+
+def _processes(column: np.ndarray) -> list[int]:
+    return [device.process_index for device in column]
+
+
 def _misplaced(mesh: Mesh, axis: str, topology: Topology) -> str | None:
     """Why the ranks' places do not suit NCCL; the same on every process."""
-    platforms = sorted({device.platform for device in mesh.devices.flat})
-    if platforms != ["gpu"]:
+    if (platforms := _platforms(mesh)) != ["gpu"]:
         return f"the mesh's devices are of platform {', '.join(platforms)}, and the kernels are CUDA's"
     for column in _columns(mesh, axis).T:
-        places = [device.process_index for device in column]
+        places = _processes(column)
         blocks = [place for i, place in enumerate(places) if i == 0 or place != places[i - 1]]
         if len(blocks) != len(set(blocks)):
             return (
