@@ -22,6 +22,16 @@ inline const char* WordName(int32_t word) {
   return kNames[word];
 }
 
+inline std::string CounterName(int32_t counter) {
+  if (counter == kPublished) return "published";
+  if (counter < kHopEnded) return "put_in_hop_" + std::to_string(counter - kPutInHop);
+  if (counter < kPullEnded) return "hop_ended_" + std::to_string(counter - kHopEnded);
+  if (counter == kPullEnded) return "pull_ended";
+  if (counter < kPieceAdded) return "piece_sent_" + std::to_string(counter - kPieceSent);
+  if (counter < kPushEnded) return "piece_added_" + std::to_string(counter - kPieceAdded);
+  return "push_ended";
+}
+
 // What goes wrong; nothing by default. Shared by all workers, set before they run.
 struct Trouble {
   bool delays = false;
@@ -70,7 +80,7 @@ class TestFabric {
 
   bool Arrive(Counter counter) {
     Pause();
-    const bool early = At("early_arrive:" + std::to_string(counter));
+    const bool early = At("early_arrive:" + CounterName(counter));
     if (Stopped()) return false;
     if (!early) return fabric_.Arrive(counter);
     fabric_.Arrive(counter);

@@ -57,18 +57,7 @@ struct TransferCase {
     return problem;
   }
 
-  WindowShape Windows() const {
-    const DomainTable table(ToProblem());
-    int32_t smallest = NumRanks();
-    int32_t largest = 1;
-    for (int32_t d = 0; d < ToProblem().num_domains; ++d) {
-      if (table.View().Size(d) == 0) continue;
-      smallest = std::min(smallest, table.View().Size(d));
-      largest = std::max(largest, table.View().Size(d));
-    }
-    const bool striped = pulls == Pulls::kStriped || pulls == Pulls::kBest;
-    return {NumRanks(), mains, slots, smallest, largest, striped, row_bytes, staging_bytes, 0};
-  }
+  WindowShape Windows() const { return ShapeOf(ToProblem(), row_bytes, staging_bytes, 0); }
 };
 
 // A legal placement: ascending experts that are not the rank's own, then -1. Few experts are hot, so that they have

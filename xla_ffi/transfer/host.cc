@@ -75,20 +75,7 @@ std::string CheckPlacement(const Problem& problem, const int32_t* slot_expert) {
   return "";
 }
 
-WindowShape ShapeOf(const HostTransfer& call) {
-  const Problem& problem = call.problem;
-  const DomainTable table(problem);
-  int32_t smallest = problem.num_ranks;
-  int32_t largest = 1;
-  for (int32_t d = 0; d < problem.num_domains; ++d) {
-    const int32_t size = table.View().Size(d);
-    if (size > 0) smallest = std::min(smallest, size);
-    largest = std::max(largest, size);
-  }
-  const bool striped = problem.cost.pulls == Pulls::kStriped || problem.cost.pulls == Pulls::kBest;
-  return {problem.num_ranks, problem.MainsPerRank(), problem.num_slots,  smallest, largest,
-          striped,           call.row_bytes,         call.staging_bytes, 0};
-}
+WindowShape ShapeOf(const HostTransfer& call) { return ShapeOf(call.problem, call.row_bytes, call.staging_bytes, 0); }
 
 std::string HostPull(const HostTransfer& call, const int32_t* slot_expert, const char* mains, char* slots) {
   const Problem& problem = call.problem;

@@ -5,6 +5,8 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/plan.h"
 #include "xla_ffi/team/team.h"
 #include "xla_ffi/transfer/fabric.h"
 
@@ -91,6 +93,21 @@ struct WindowShape {
   // The least staging that any plan can use: a grain for every replica, twice.
   TOPOEP_BODY int64_t LeastStaging() const { return 2 * kGrain * (NumReplicas() > 0 ? NumReplicas() : 1); }
 };
+
+// The shape for replicas of `problem`, whose parameters are `expert_bytes` long. On the host.
+inline WindowShape ShapeOf(const Problem& problem, int64_t expert_bytes, int64_t staging_bytes, int64_t bounce_bytes) {
+  const DomainTable table(problem);
+  int32_t smallest = problem.num_ranks;
+  int32_t largest = 1;
+  for (int32_t d = 0; d < problem.num_domains; ++d) {
+    const int32_t size = table.View().Size(d);
+    if (size > 0 && size < smallest) smallest = size;
+    if (size > largest) largest = size;
+  }
+  const bool striped = problem.cost.pulls == Pulls::kStriped || problem.cost.pulls == Pulls::kBest;
+  return {problem.num_ranks, problem.MainsPerRank(), problem.num_slots, smallest,    largest,
+          striped,           expert_bytes,           staging_bytes,     bounce_bytes};
+}
 
 }  // namespace topoep
 

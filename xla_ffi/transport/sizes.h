@@ -48,22 +48,7 @@ inline Problem ProblemOf(const std::vector<int32_t>& domain_of_rank, const Layer
 
 inline WindowShape ShapeOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer, int64_t staging_bytes,
                            int64_t bounce_bytes) {
-  const Problem problem = ProblemOf(domain_of_rank, layer);
-  const DomainTable table(problem);
-  WindowShape shape{};
-  shape.num_ranks = problem.num_ranks;
-  shape.mains_per_rank = layer.mains_per_rank;
-  shape.num_slots = layer.num_slots;
-  shape.smallest_domain = problem.num_ranks;
-  for (int32_t d = 0; d < problem.num_domains; ++d) {
-    shape.smallest_domain = std::min(shape.smallest_domain, table.View().Size(d));
-    shape.largest_domain = std::max(shape.largest_domain, table.View().Size(d));
-  }
-  shape.striped = layer.pulls == Pulls::kStriped || layer.pulls == Pulls::kBest;
-  shape.expert_bytes = layer.expert_bytes;
-  shape.staging_bytes = staging_bytes;
-  shape.bounce_bytes = bounce_bytes;
-  return shape;
+  return ShapeOf(ProblemOf(domain_of_rank, layer), layer.expert_bytes, staging_bytes, bounce_bytes);
 }
 
 // domain_of_rank [R] is not empty and names every domain up to its largest.
