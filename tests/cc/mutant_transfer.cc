@@ -1,9 +1,8 @@
 // The transfer bodies with one fault in the protocol. tools/mutants.py builds this under ThreadSanitizer and runs it
 // once for each fault.
 //
-//   mutant_transfer FAULT    runs with that fault. Fails where ThreadSanitizer, a wrong value or a time-out gives it
-//   away,
-//                            with status 3 where no run comes to its place, and ends with 0 if the fault survives
+//   mutant_transfer FAULT    runs with that fault. Fails where ThreadSanitizer, a wrong value or a time-out tells, with
+//                            status 3 where no run comes to its place, and ends with 0 if the fault survives
 //   mutant_transfer none     runs without a fault; so does no argument at all
 //   mutant_transfer --list   the same, and prints every fault and how often a run came to its place
 //

@@ -1,5 +1,4 @@
-// Pulls and pushes among threads: every parameter arrives, every gradient is added in order, and a lost rank is an
-// error.
+// Pulls and pushes among threads: every parameter arrives, every gradient is added in order, a lost rank is an error.
 
 #include <chrono>
 #include <cstdint>

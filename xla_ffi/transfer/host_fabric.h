@@ -1,6 +1,5 @@
 // A Fabric of host threads: windows on the heap, words that are atomics. For tests under ThreadSanitizer and for the
-// host twins of the transfer kernels. It takes the liberties that the device has: copies happen at Flush() and not
-// before.
+// host twins of the transfer kernels. As on the device, what was started need not have happened before Flush().
 
 #ifndef TOPOEP_XLA_FFI_TRANSFER_HOST_FABRIC_H_
 #define TOPOEP_XLA_FFI_TRANSFER_HOST_FABRIC_H_

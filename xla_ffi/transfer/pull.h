@@ -2,8 +2,7 @@
 // host run alike. Memory protocol of call e (its epoch), seen from one rank; a *getter* of mine reads my windows, a
 // *putter* is a rank from which Get() does not work and which therefore writes into mine:
 //
-//   1. wait kDone of those who read my windows in an earlier call. Then nobody reads them, and nobody writes them
-//   either:
+//   1. wait kDone of those who read my windows in an earlier call. Then nobody reads them; and nobody writes them:
 //      putters wait for kOpen of this call.
 //   2. copy the mains that some slot holds into kMains; arrive. The last worker signals kOpen(e) to my putters, and
 //      kReady(e, 0) to those who get from me in hop 0, and to this rank itself if it puts.
@@ -22,8 +21,7 @@
 //
 // No byte of a window is written twice in a call (each byte of a replica is received once), and none is read before the
 // signal that says it is there. A window changes again in the next call only after step 1; the next call of a rank
-// starts when all its workers have left this one, which covers its own reads in step 5. Other kernels use other
-// windows.
+// starts when all its workers have left this one, which covers its own reads in step 5. Pushes use another window.
 //
 // A worker brings the same part of every slot's row, whatever the slices, so that step 5 reads only what the worker
 // itself got, or what a putter's signal announced.

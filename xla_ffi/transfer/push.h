@@ -2,9 +2,8 @@
 // that the CUDA kernel and the host run alike. Memory protocol of call e, for pieces k = 0, 1, .. of the gradients:
 //
 //   0. the first worker of an owner signals kCredit(e, 2) to the ranks that hold its experts: both halves are free.
-//   S(k). a holder waits for kCredit(e, k + 1) of each owner to which it has a piece k to send, puts it into half k % 2
-//   of the
-//      owner's staging, flushes, arrives; the last worker signals kPushed(e, k + 1) to these owners.
+//   S(k). a holder waits for kCredit(e, k + 1) of each owner to which it has a piece k to send, puts it into half
+//      k % 2 of the owner's staging, flushes, arrives; the last worker signals kPushed(e, k + 1) to these owners.
 //   A(k). an owner waits for kPushed(e, k + 1) of its holders, adds the staged rows, arrives; the last worker signals
 //      kCredit(e, k + 3): half k % 2 is free again.
 //
