@@ -9,12 +9,14 @@ from collections.abc import Mapping
 from typing import Any, Literal
 
 from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.pulls import MODES
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.routing import Forced, get_router
 from topoep_jax.topology import Topology
 
 Overflow = Literal["loop", "drop"]
+Transport = Literal["xla", "device"]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,7 +42,11 @@ class LayerConfig:
         tokens take T x K / E or less, or padding outweighs the rows.
       chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
       overflow: what happens to rows beyond the receive buffer: "loop" runs exact extra passes, "drop" drops and counts.
-      transport: "xla", lax collectives.
+      transport: how replicas travel. "xla": lax collectives. "device": kernels that read and write other ranks' memory,
+        in the group that `topoep_jax.transport.init` made for the axis; where a machine cannot, its group says so once
+        and lax collectives do the same.
+      pulls: "direct", or with transport "device" also "relayed", "striped" or "best" of the three: how a parameter
+        reaches several ranks, see `CostModel.pulls`.
       shared_ffn: inner width of the shared experts that every token visits; 0 for none.
       hardware: link and compute rates that price a plan.
       forced: forced random routing for load experiments, or None.
@@ -63,7 +69,8 @@ class LayerConfig:
     block_rows: int = 128
     chunks: int = 1
     overflow: Overflow = "loop"
-    transport: str = "xla"
+    transport: Transport = "xla"
+    pulls: str = "direct"
     shared_ffn: int = 0
     hardware: Hardware = dataclasses.field(default_factory=Hardware.h800)
     forced: Forced | None = None
@@ -92,7 +99,12 @@ class LayerConfig:
         )
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
         _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
-        _require(self.transport == "xla", f"transport={self.transport!r} is not known: use 'xla'")
+        _require(self.transport in ("xla", "device"), f"transport={self.transport!r} must be 'xla' or 'device'")
+        _require(self.pulls in MODES, f"pulls={self.pulls!r} is unknown: choose one of {list(MODES)}")
+        _require(
+            self.transport == "device" or self.pulls == "direct",
+            f"pulls={self.pulls!r} needs transport='device': lax collectives carry replicas straight from mains",
+        )
         check_planner(self.planner)
         _require(self.effort in EFFORTS, f"effort={self.effort!r} is unknown: choose one of {sorted(EFFORTS)}")
 
@@ -152,8 +164,8 @@ class LayerConfig:
 
     @property
     def cost(self) -> CostModel:
-        """Prices of this layer's rows and experts, as it moves them: each assignment by itself, pulls directly."""
-        return CostModel.from_model(self.hidden, self.ffn, self.hardware)
+        """Prices of this layer's rows and experts, as it moves them: each assignment by itself, pulls as it says."""
+        return CostModel.from_model(self.hidden, self.ffn, self.hardware, pulls=self.pulls)
 
     def cap_rows(self, num_assignments: int) -> int:
         """The bound on a rank's aligned rows for A = `num_assignments` per rank."""

@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from topoep_jax.config import LayerConfig, Overflow
+from topoep_jax.config import LayerConfig, Overflow, Transport
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
@@ -37,7 +37,7 @@ class MoE(nnx.Module):
         told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
       router, router_options, num_slots, planner, effort, cap_factor, block_rows, chunks, overflow, transport,
-        shared_ffn, forced: see `LayerConfig`.
+        pulls, shared_ffn, forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
       topology: domain of each rank of `axis`; read from the mesh's devices where None.
@@ -67,7 +67,8 @@ class MoE(nnx.Module):
         block_rows: int = 128,
         chunks: int = 1,
         overflow: Overflow = "loop",
-        transport: str = "xla",
+        transport: Transport = "xla",
+        pulls: str = "direct",
         shared_ffn: int = 0,
         dtype: Any = jnp.float32,
         param_dtype: Any = jnp.float32,
@@ -93,6 +94,7 @@ class MoE(nnx.Module):
             chunks=chunks,
             overflow=overflow,
             transport=transport,
+            pulls=pulls,
             shared_ffn=shared_ffn,
             hardware=hardware or Hardware.h800(),
             forced=forced,

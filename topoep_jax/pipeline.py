@@ -19,7 +19,8 @@ from topoep_jax.combine import combine, sum_over_experts
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import Layout, Window, build_layout, dispatch, send_order, window
 from topoep_jax.experts import Instances, gmm, packed_matrices, swiglu, swiglu_grad, wgrad
-from topoep_jax.transfer import pull, push
+from topoep_jax.transfer import device_pull, device_push, pull, push
+from topoep_jax.transport import Group, group
 
 State = TypeVar("State")
 
@@ -70,7 +71,8 @@ def planned_experts(
 
 def _forward(config: LayerConfig, axis_name: str, inputs: _Inputs) -> jax.Array:
     gate_up, down = packed_matrices(config.hidden, config.ffn)
-    layout, instances, order, place = _prepare(config, axis_name, inputs)
+    layout, order, place = _prepare(config, axis_name, inputs)
+    instances, _ = _gather_instances(config, axis_name, inputs)
     tokens = inputs.x[order // config.top_k]
     weights = inputs.weight.reshape(-1)[order]
 
@@ -95,7 +97,8 @@ def _backward(config: LayerConfig, axis_name: str, inputs: _Inputs, grad: jax.Ar
     # Without the barrier XLA merges this recompute with the forward pass and keeps all of its buffers alive.
     inputs, grad = lax.optimization_barrier((inputs, grad))
     gate_up, down = packed_matrices(config.hidden, config.ffn)
-    layout, instances, order, place = _prepare(config, axis_name, inputs)
+    layout, order, place = _prepare(config, axis_name, inputs)
+    instances, turn = _gather_instances(config, axis_name, inputs)
     tokens, token_grads = inputs.x[order // config.top_k], grad[order // config.top_k]
     weights = inputs.weight.reshape(-1)[order]
 
@@ -124,7 +127,7 @@ def _backward(config: LayerConfig, axis_name: str, inputs: _Inputs, grad: jax.Ar
         slots=vary_like(jnp.zeros((config.num_slots, inputs.params.shape[1]), jnp.float32), inputs.params),
     )
     sums = _over_windows(config, layout, instances, order.shape[0], serve, zeros)
-    mains = push(sums.slots, sums.mains, inputs.slot_expert, axis_name) if config.num_slots else sums.mains
+    mains = _send_home(config, axis_name, inputs, sums, turn)
     x_grad = sum_over_experts(sums.tokens, place, inputs.x.shape[0])
     weight_grad = sums.weights[place].reshape(inputs.weight.shape)
     return x_grad, weight_grad, mains.astype(inputs.params.dtype), None, None, None, None
@@ -135,12 +138,46 @@ planned_experts.defvjp(
 )
 
 
-def _prepare(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Layout, Instances, jax.Array, jax.Array]:
-    """What both passes start from: the layout, the parameters of all instances, and the send order."""
+def _prepare(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Layout, jax.Array, jax.Array]:
+    """Where rows lie, and the send order."""
     layout = build_layout(config, inputs.omega, inputs.slot_expert, inputs.quota, inputs.expert_idx.size, axis_name)
+    return layout, *send_order(inputs.expert_idx, config.num_experts)
+
+
+def _gather_instances(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Instances, jax.Array]:
+    """Parameters of all instances, those of replicas pulled, and the turn of the next transfer after them."""
+    turn = vary_like(jnp.zeros((1,), jnp.int32), inputs.params)
     mains = inputs.params.astype(inputs.x.dtype)
-    slots = pull(mains, inputs.slot_expert, axis_name) if config.num_slots else None
-    return layout, Instances(mains, slots), *send_order(inputs.expert_idx, config.num_experts)
+    if not config.num_slots:
+        return Instances(mains, None), turn
+    kernels = _kernels(config, axis_name)
+    if kernels is None:
+        return Instances(mains, pull(mains, inputs.slot_expert, axis_name)), turn
+    slots, turn = device_pull(mains, inputs.slot_expert, turn, kernels, config.cost)
+    return Instances(mains, slots), turn
+
+
+def _send_home(config: LayerConfig, axis_name: str, inputs: _Inputs, sums: _Gradients, turn: jax.Array) -> jax.Array:
+    """Gradients of the mains with those of their replicas added."""
+    if not config.num_slots:
+        return sums.mains
+    kernels = _kernels(config, axis_name)
+    if kernels is None:
+        return push(sums.slots, sums.mains, inputs.slot_expert, axis_name)
+    return device_push(sums.slots, sums.mains, inputs.slot_expert, turn, kernels)[0]
+
+
+def _kernels(config: LayerConfig, axis_name: str) -> Group | None:
+    """The group whose kernels carry replicas, or None where lax collectives do."""
+    if config.transport == "xla":
+        return None
+    found = group(axis_name)
+    if found.topology != config.topology:
+        raise ValueError(
+            f"the transport of axis {axis_name!r} was made for {found.topology}, but this layer has {config.topology}:"
+            " pass its config to topoep_jax.transport.init"
+        )
+    return found if found.kind == "device" else None
 
 
 def _over_windows(

@@ -14,6 +14,7 @@ from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
 
+TRANSPORTS = ("xla", "device")
 MODELS = {"tiny": Qwen3MoEConfig.tiny, "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b}
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
@@ -58,6 +59,12 @@ class TrainConfig:
     )
     effort: str = _setting("fast", "how long the planner topoep searches: fast, default or full")
     num_slots: int = _setting(2, "replica slots per rank")
+    transport: str = _setting(
+        "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"
+    )
+    pulls: str = _setting(
+        "direct", "the way of a parameter to its replicas: direct; on device also relayed, striped, best"
+    )
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
     skew: float | None = _setting(
         None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
@@ -76,7 +83,7 @@ class TrainConfig:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
             raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
-        for name, allowed in (("model", tuple(MODELS)), ("dtype", ("bfloat16", "float32"))):
+        for name, allowed in (("model", tuple(MODELS)), ("dtype", ("bfloat16", "float32")), ("transport", TRANSPORTS)):
             if getattr(self, name) not in allowed:
                 raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {', '.join(allowed)}")
         for name, divisor in (("batch_size", "ep"), ("ep", "num_processes"), ("ep", "domains")):

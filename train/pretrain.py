@@ -20,7 +20,7 @@ from absl import app, flags, logging
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
-from topoep_jax import Status
+from topoep_jax import Status, transport
 from train import report
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
@@ -105,8 +105,13 @@ def _loop(
         while done < config.steps and not interrupt.asked():
             batch = program.place(stream[done])
             began = time.perf_counter()
-            state, metrics = step(state, batch)
-            metrics = jax.device_get(metrics)
+            try:
+                state, metrics = step(state, batch)
+                metrics = jax.device_get(metrics)
+            except jax.errors.JaxRuntimeError as error:
+                if (lost := transport.failure()) is None:
+                    raise
+                raise RunStopped(f"step {done + 1}: {lost}. Look for the end of that rank's log") from error
             if not is_sound(metrics):
                 # Not saved: what makes a step unsound is most often the update before it.
                 raise RunStopped(_diagnosis(done + 1, metrics, config, checkpoints.latest()))

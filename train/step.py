@@ -12,7 +12,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models.qwen3_moe import Qwen3MoE, state_shardings
-from topoep_jax import Forced, MoEMetrics, Status, Topology
+from topoep_jax import Forced, MoEMetrics, Status, Topology, transport
 from train.config import TrainConfig, how_to_emulate
 
 AXIS = "ep"
@@ -110,13 +110,16 @@ def build(config: TrainConfig) -> Program:
       ValueError: too few devices, or shapes that fit neither each other nor the mesh.
     """
     mesh = make_mesh(config)
+    _connect(config, mesh)
     optimizer = make_optimizer(config)
     moe_options = {
         "planner": config.planner,
         "effort": config.effort,
-        "num_slots": config.num_slots if config.ep > 1 else 0,  # A rank alone has no one to replicate.
+        "num_slots": _num_slots(config),
         "block_rows": config.block_rows,
         "topology": make_topology(config, mesh),
+        "transport": config.transport,
+        "pulls": config.pulls,
         "forced": None if config.skew is None else Forced(config.skew, config.seed),
     }
 
@@ -159,6 +162,26 @@ def build(config: TrainConfig) -> Program:
         init=jax.jit(init, out_shardings=shardings),
         step=jax.jit(step, out_shardings=(shardings, everywhere), donate_argnums=0),
     )
+
+
+def _num_slots(config: TrainConfig) -> int:
+    return config.num_slots if config.ep > 1 else 0  # A rank alone has no one to replicate.
+
+
+def _connect(config: TrainConfig, mesh: Mesh) -> None:
+    """Makes the transport's group for the run, in place of one that an earlier run of this process made."""
+    transport.shutdown(AXIS)
+    if config.transport == "xla" or not _num_slots(config):
+        return
+    shapes = config.shapes()
+    dtype = jnp.dtype(config.dtype)
+    layer = transport.LayerSizes(
+        num_mains=shapes.num_experts // config.ep,
+        num_slots=config.num_slots,
+        expert_bytes=3 * shapes.hidden * shapes.ffn * dtype.itemsize,
+        pulls=config.pulls,
+    )
+    transport.init(mesh, AXIS, sizes=layer, topology=make_topology(config, mesh), dtype=dtype)
 
 
 def is_sound(metrics: StepMetrics) -> jax.Array:
