@@ -63,7 +63,7 @@ class TrainConfig:
         "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"
     )
     pulls: str = _setting(
-        "direct", "the way of a parameter to its replicas: direct; on device also relayed, striped, best"
+        "direct", "how parameters reach replicas: direct; on device also relayed, striped, best"
     )
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
     skew: float | None = _setting(
