@@ -10,3 +10,5 @@ from topoep_jax.transport.sizes import GroupSizes as GroupSizes
 from topoep_jax.transport.sizes import LayerSizes as LayerSizes
 from topoep_jax.transport.xla import Segments as Segments
 from topoep_jax.transport.xla import exchange as exchange
+from topoep_jax.transport.xla_options import XlaOptions as XlaOptions
+from topoep_jax.transport.xla_options import xla_options as xla_options

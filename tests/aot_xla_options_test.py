@@ -1,0 +1,63 @@
+"""XLA's device-initiated ragged_all_to_all: its options are known to the compiler and arrive in the program."""
+
+import os
+import re
+import subprocess
+import sys
+from functools import partial
+
+import jax
+import jax.numpy as jnp
+import pytest
+from jax.sharding import PartitionSpec as P
+
+from topoep_jax import transport
+
+NEW = jax.__version_info__[:2] >= (0, 12)
+RANKS = 16
+
+
+@pytest.mark.skipif(NEW, reason="this JAX has the kernel")
+def test_an_old_jax_is_refused():
+    with pytest.raises(RuntimeError, match=r"has no device-initiated ragged_all_to_all: it needs 0\.12 or newer"):
+        transport.xla_options()
+
+
+@pytest.mark.skipif(not NEW, reason="needs jax 0.12")
+def test_xla_knows_the_flags():
+    flags = transport.xla_options().flags
+    code = "import jax, jax.numpy as jnp; print(jax.jit(jnp.sin)(1.0))"
+    environment = {**os.environ, "XLA_FLAGS": flags, "JAX_PLATFORMS": "cpu"}
+    subprocess.run([sys.executable, "-c", code], check=True, env=environment)
+    unknown = subprocess.run(
+        [sys.executable, "-c", code], check=False, env={**environment, "XLA_FLAGS": flags + " --xla_gpu_no_such=true"}
+    )
+    assert unknown.returncode != 0, "XLA refuses flags that it does not know"
+
+
+@pytest.mark.skipif(not NEW, reason="needs jax 0.12")
+def test_the_options_arrive_in_the_program(aot, tmp_path):
+    mesh = aot.mesh(2, RANKS // 2)
+    exchange = partial(jax.lax.ragged_all_to_all, axis_name="ep")
+    shifted = lambda rows, into, *sizes: exchange(rows + 1, into, *sizes)  # noqa: E731
+    rows = aot.struct((RANKS * 128, 64), jnp.bfloat16, mesh, P("ep"))
+    sizes = [aot.struct((RANKS * RANKS,), jnp.int32, mesh, P("ep"))] * 4
+    lowered = jax.jit(jax.shard_map(shifted, mesh=mesh, in_specs=P("ep"), out_specs=P("ep"))).lower(rows, rows, *sizes)
+
+    plain = lowered.compile().as_text()
+    options = transport.xla_options().compiler_options
+    program = lowered.compile({**options, "xla_dump_to": str(tmp_path)}).as_text()
+
+    assert memory_space_of_rows(plain) is None
+    assert memory_space_of_rows(program) is not None, "rows that are sent lie in symmetric memory"
+    (config,) = tmp_path.glob("*.config.pbtxt")
+    for name, value in options.items():
+        assert re.search(rf"\b{name}: {str(value).lower()}\b", config.read_text()), name
+
+
+def memory_space_of_rows(program: str) -> str | None:
+    """Of the exchange's first operand; None for ordinary device memory."""
+    operand = re.search(r" ragged-all-to-all\(%([\w.-]+),", program)[1]
+    shape = re.search(rf"^\s+%{re.escape(operand)} = (\S+) ", program, re.MULTILINE)[1]
+    space = re.search(r"S\((\d+)\)", shape)
+    return space and space[1]
