@@ -80,6 +80,15 @@ def test_transfers_of_a_planner_s_plan():
     np.testing.assert_array_equal(summed, mains)
 
 
+@pytest.mark.parametrize(("num_ranks", "num_slots"), [(1, 0), (1, 2), (3, 0), (3, 2)])
+def test_nothing_to_move(num_ranks, num_slots):
+    topology, mains = Topology((0,) * num_ranks), np.ones((num_ranks, 2, 5), np.float32)
+    empty, rows = np.full((num_ranks, num_slots), -1, np.int32), (num_ranks, num_slots, 5)
+    np.testing.assert_array_equal(host_pull(mains, empty, topology, cost("best"), gets="none"), np.zeros(rows))
+    garbage = np.full(rows, np.nan, np.float32)
+    np.testing.assert_array_equal(host_push(garbage, mains, empty, topology), mains)
+
+
 TWO = Topology((0, 0))
 MAINS = np.zeros((2, 2, 8), np.float32)
 EMPTY = np.full((2, 1), -1, np.int32)

@@ -105,9 +105,9 @@ ffi::Error Pull(ffi::AnyBuffer mains, ffi::Buffer<ffi::S32> slot_expert, ffi::Re
   call.problem.cost.pulls = static_cast<Pulls>(pulls);
   call.gets = static_cast<Gets>(gets);
   // Like the transport over lax collectives; the bodies leave these rows alone.
-  std::memset(slots->untyped_data(), 0, slots->size_bytes());
-  return Result(HostPull(call, slot_expert.typed_data(), static_cast<const char*>(mains.untyped_data()),
-                         static_cast<char*>(slots->untyped_data())));
+  char* const rows = static_cast<char*>(slots->untyped_data());
+  std::fill(rows, rows + slots->size_bytes(), 0);
+  return Result(HostPull(call, slot_expert.typed_data(), static_cast<const char*>(mains.untyped_data()), rows));
 }
 
 ffi::Error Push(ffi::Buffer<ffi::F32> slot_grads, ffi::Buffer<ffi::F32> main_grads, ffi::Buffer<ffi::S32> slot_expert,
