@@ -12,6 +12,9 @@
 
 namespace topoep {
 
+// The kernels keep a bit for each GIN context.
+inline constexpr uint32_t kMaxContexts = 32;
+
 // Peer of a failure that no single peer is to blame for.
 inline constexpr int64_t kNoPeer = -1;
 

@@ -129,10 +129,17 @@ bool Group::Connect(const ncclUniqueId& id, std::string* error) {
     return false;
   }
   ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
-  connected_ =
-      Require(&requirements, error) && Register(error) &&
-      Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error);
-  return connected_;
+  if (!Require(&requirements, error) || !Register(error) ||
+      !Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error)) {
+    return false;
+  }
+  if (uses_network() && on_device_.comm.ginContextCount > kMaxContexts) {
+    *error = "NCCL made " + std::to_string(on_device_.comm.ginContextCount) + " GIN contexts, and the kernels know " +
+             std::to_string(kMaxContexts);
+    return false;
+  }
+  connected_ = true;
+  return true;
 }
 
 // What the kernels need of NCCL, or why it cannot give that.
@@ -152,6 +159,11 @@ bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error)
     *error = "the ranks span " + std::to_string(properties.nLsaTeams) + " NVLink domains and NCCL has no " +
              (properties.ginType == NCCL_GIN_TYPE_NONE ? "GIN-capable network (NCCL_DEBUG=INFO tells why)"
                                                        : "GIN connection from every rank to every other");
+    return false;
+  }
+  if (network && options_.sizes.windows[kBounce] == 0) {
+    *error = "the ranks span " + std::to_string(properties.nLsaTeams) +
+             " NVLink domains, but the topology has one: correct the topology";
     return false;
   }
   requirements->ginVaSignalsRequired = false;
