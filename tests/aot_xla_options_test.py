@@ -25,13 +25,14 @@ def test_an_old_jax_is_refused():
 @pytest.mark.skipif(not NEW, reason="needs jax 0.12")
 def test_xla_knows_the_flags():
     flags = transport.xla_options().flags
-    run = lambda flags: (
-        subprocess.run(  # noqa: E731
-            ["env", f"XLA_FLAGS={flags}", "JAX_PLATFORMS=cpu", sys.executable, "-c", "import jax; jax.numpy.sin(1.0)"]
-        ).returncode
-    )
-    assert run(flags) == 0
-    assert run(f"{flags} --xla_gpu_no_such=true") != 0, "XLA refuses flags that it does not know"
+    assert exit_status(flags) == 0
+    assert exit_status(f"{flags} --xla_gpu_no_such=true") != 0, "XLA refuses flags that it does not know"
+
+
+def exit_status(flags: str) -> int:
+    """Of a program that starts XLA with these flags."""
+    program = [sys.executable, "-c", "import jax; jax.numpy.sin(1.0)"]
+    return subprocess.run(["env", f"XLA_FLAGS={flags}", "JAX_PLATFORMS=cpu", *program]).returncode
 
 
 @pytest.mark.skipif(not NEW, reason="needs jax 0.12")
