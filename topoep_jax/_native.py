@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.plan.cost import CostModel
-from topoep_jax.plan.topoep.effort import EFFORTS, candidates
+from topoep_jax.plan.topoep.effort import EFFORTS, Candidate, candidates
 from topoep_jax.plan.types import Plan
 from topoep_jax.topology import Topology
 
@@ -22,6 +22,8 @@ except ImportError as error:
 
 TARGETS = {"topoep_plan": "cpu", "topoep_host_pull": "cpu", "topoep_host_push": "cpu"}
 """Platform of each FFI target of the extension."""
+
+_CANDIDATE_FIELDS = len(dataclasses.fields(Candidate))
 
 PLANNER_IDS = {"none": 0, "topoep_paper": 1, "topoep": 2}
 """`enum Planner` of xla_ffi/plan/plan.h."""
@@ -52,6 +54,9 @@ def plan(
 ) -> Plan:
     """The C++ planner on demand `omega` (int32 [R, E]) and, exactly where `cost.dedup`, its tokens (int32 [R, T, K]).
 
+    The same call serves every platform: on a GPU it runs where `_cuda.load()` has registered the handler, in working
+    memory that the program holds ready for it (elsewhere nobody touches that memory).
+
     `api.solve_plan` checks the arguments and explains them. `num_threads` lanes share each candidate of planner
     `topoep`, whose plan does not depend on them.
 
@@ -60,13 +65,28 @@ def plan(
     """
     num_ranks, num_experts = omega.shape
     instances = num_experts // num_ranks + num_slots
+    search = _search(planner, effort, domain_of_rank, num_slots)
+    workspace = _xla_ffi.plan_workspace(
+        domain_of_rank,
+        num_experts,
+        num_slots,
+        PLANNER_IDS[planner],
+        len(search["candidates"]) // _CANDIDATE_FIELDS,
+        len(search["thrifty"]),
+        len(search["eager"]),
+        search["paper"],
+        cost.rank_speed is not None,
+        cost.dedup,
+        0 if expert_idx is None else expert_idx.shape[2],
+    )
     # In the order of Plan's fields.
     shapes = [(num_ranks, num_slots), (num_ranks, num_ranks, instances), (num_ranks,), (2,), ()]
-    call = jax.ffi.ffi_call(
-        "topoep_plan", [jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes], vmap_method="sequential"
-    )
-    search = _search(planner, effort, domain_of_rank, num_slots)
-    outputs = call(
+    results = [
+        *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
+        jax.ShapeDtypeStruct((workspace,), jnp.uint8),
+    ]
+    call = jax.ffi.ffi_call("topoep_plan", results, vmap_method="sequential")
+    *outputs, _ = call(
         omega,
         jnp.zeros((num_ranks, 0, 0), jnp.int32) if expert_idx is None else expert_idx,
         domain_of_rank=np.array(domain_of_rank, np.int32),

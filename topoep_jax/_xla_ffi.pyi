@@ -1,3 +1,5 @@
+from collections.abc import Sequence
+
 def registrations() -> dict[str, object]: ...
 def group_sizes(
     domain_of_rank: list[int],
@@ -8,3 +10,16 @@ def group_sizes(
     staging_bytes: int,
     bounce_bytes: int,
 ) -> list[int]: ...
+def plan_workspace(
+    domain_of_rank: Sequence[int],
+    num_experts: int,
+    num_slots: int,
+    planner: int,
+    num_candidates: int,
+    num_thrifty: int,
+    num_eager: int,
+    paper: bool,
+    has_speeds: bool,
+    dedup: bool,
+    top_k: int,
+) -> int: ...

@@ -9,9 +9,10 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/plan/plan_cuda.h"
 #include "xla_ffi/plan/topoep/depth.h"
-#include "xla_ffi/transport/sizes.h"
 #include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/transport/sizes.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepHostPull);
@@ -53,6 +54,35 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
   return {depth.path.steps, depth.path.items, depth.paper.steps, depth.paper.items};
 }
 
+// Bytes of the workspace of a call with these sizes; 0 for sizes that contradict each other, which the handler names.
+int64_t PlanWorkspace(const std::vector<int32_t>& domain_of_rank, int32_t num_experts, int32_t num_slots,
+                      int64_t planner, int32_t num_candidates, int32_t num_thrifty, int32_t num_eager, bool paper,
+                      bool has_speeds, bool dedup, int32_t top_k) {
+  const int32_t num_ranks = static_cast<int32_t>(domain_of_rank.size());
+  const bool fits = num_ranks > 0 && num_experts > 0 && num_experts % num_ranks == 0 && num_slots >= 0 &&
+                    std::all_of(domain_of_rank.begin(), domain_of_rank.end(),
+                                [&](int32_t domain) { return 0 <= domain && domain < num_ranks; });
+  if (!fits) return 0;
+  topoep::Effort effort{};
+  effort.num_candidates = num_candidates;
+  effort.num_thrifty = num_thrifty;
+  effort.num_eager = num_eager;
+  effort.paper = paper;
+  const std::vector<int32_t> speeds(num_ranks, 1000);
+  topoep::Problem problem{};
+  problem.num_ranks = num_ranks;
+  problem.num_experts = num_experts;
+  problem.num_slots = num_slots;
+  problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
+  problem.domain_of_rank = domain_of_rank.data();
+  problem.planner = static_cast<topoep::Planner>(planner);
+  problem.cost.rank_speed = has_speeds ? speeds.data() : nullptr;
+  problem.cost.dedup = dedup;
+  problem.top_k = top_k;
+  problem.effort = &effort;
+  return topoep::PlanScratchBytes(problem);
+}
+
 // Bytes of every window of a group, then of every workspace, for topoep_jax/transport.
 std::vector<int64_t> GroupSizes(const std::vector<int32_t>& domain_of_rank, int32_t mains_per_rank, int32_t num_slots,
                                 int64_t expert_bytes, int64_t pulls, int64_t staging_bytes, int64_t bounce_bytes) {
@@ -78,5 +108,6 @@ PYBIND11_MODULE(_xla_ffi, module) {
       },
       "Name of each FFI target -> capsule of its handler.");
   module.def("topoep_depth", &TopoepDepth, "Dependent steps of planner topoep, and the most items of a thread in one.");
+  module.def("plan_workspace", &PlanWorkspace, "Bytes of working memory that a call of the planner holds ready.");
   module.def("group_sizes", &GroupSizes, "Bytes of every window of a transport's group, then of its workspaces.");
 }

@@ -2,6 +2,7 @@
 
 import functools
 from collections.abc import Callable, Collection
+from types import ModuleType
 from typing import Any
 
 import jax
@@ -56,8 +57,10 @@ def solve_plan(
       effort: "fast", "default" or "full": how long "topoep" searches.
       objective: what "topoep" minimises and `predicted_ps` means, "bottleneck" (busiest rank of each class of link) or
         "eq8" (the paper's).
-      implementation: "cpu" (C++ inside the program) or "reference" (NumPy in a host callback). None takes what the
-        default backend runs without leaving the program; for a baseline it takes its NumPy, and says so once.
+      implementation: "cpu" (C++ inside the program), "cuda" (the same on NVIDIA GPUs; its first use may compile kernels
+        for a minute, and needs no GPU) or "reference" (NumPy in a host callback). None takes what the default backend
+        runs without leaving the program; for a baseline it takes its NumPy, and says so once. "cpu" and "cuda" give one
+        program text, which runs on either platform whose handler is registered.
       expert_idx: int32 [R, T, K], the experts of every token of every rank, -1 for padding; `omega` is its histogram.
         Given exactly where `cost.dedup`.
 
@@ -67,6 +70,7 @@ def solve_plan(
 
     Raises:
       ValueError: a shape, an option or (outside of a trace) the demand is wrong; the message names the value.
+      ImportError: the implementation asked for cannot be loaded; the message says what to install.
       ExceptionGroup: no implementation can run; it holds the reason of each.
 
     Not differentiable: demand is integer, and gradients flow through dispatch and combine alone.
@@ -127,16 +131,27 @@ def _solve_reference(omega: jax.Array, expert_idx: jax.Array | None, problem: Pr
     return jax.pure_callback(solve, shapes, omega, expert_idx, vmap_method="sequential")
 
 
-def _solve_cpu(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str) -> Plan:
-    if planner in BASELINES:
-        raise ValueError(
-            f"implementation='cpu', but planner={planner!r} is a baseline in NumPy alone: leave implementation out, or"
-            " pass 'reference', to run it in a host callback"
-        )
+def _load(implementation: str) -> ModuleType:
+    """`_native`, with the handlers of the implementation's platform registered."""
     # Imported here so that the reference runs, and the library imports, without the extension.
     from topoep_jax import _native
 
-    return _native.plan(
+    if implementation == "cuda":
+        from topoep_jax import _cuda
+
+        _cuda.load()
+    return _native
+
+
+def _solve_native(
+    implementation: str, omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str
+) -> Plan:
+    if planner in BASELINES:
+        raise ValueError(
+            f"implementation={implementation!r}, but planner={planner!r} is a baseline in NumPy alone: leave"
+            " implementation out, or pass 'reference', to run it in a host callback"
+        )
+    plan: Plan = _load(implementation).plan(
         omega,
         domain_of_rank=problem.topology.domain_of_rank,
         cost=problem.cost,
@@ -148,12 +163,17 @@ def _solve_cpu(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem,
         effort=problem.effort,
         expert_idx=expert_idx,
     )
+    return plan
 
 
 IMPLEMENTATIONS: dict[str, Callable[[jax.Array, jax.Array | None, Problem, str], Plan]] = {
-    "cpu": _solve_cpu,
+    "cpu": functools.partial(_solve_native, "cpu"),
+    "cuda": functools.partial(_solve_native, "cuda"),
     "reference": _solve_reference,
 }
+
+_BACKENDS = {"cpu": "cpu", "cuda": "gpu"}
+"""JAX's name of the backend that a native implementation runs on."""
 
 
 def _default_implementation(planner: str) -> str:
@@ -163,15 +183,16 @@ def _default_implementation(planner: str) -> str:
         return "reference"
     backend = jax.default_backend()
     reasons: list[Exception] = []
-    if backend == "cpu":
+    for name, needed in _BACKENDS.items():
+        if backend != needed:
+            reasons.append(RuntimeError(f"{name}: runs on backend {needed!r}, but the default backend is {backend!r}"))
+            continue
         try:
-            from topoep_jax import _native  # noqa: F401
+            _load(name)
         except ImportError as error:
             reasons.append(error)
         else:
-            return "cpu"
-    else:
-        reasons.append(RuntimeError(f"cpu: runs on CPU devices, but the default backend is {backend!r}"))
+            return name
     reasons.append(
         RuntimeError("reference: stops the program for a host callback, so it runs only when asked for by name")
     )

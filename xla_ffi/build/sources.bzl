@@ -14,6 +14,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/plan.h",
     "xla_ffi/plan/pulls.h",
+    "xla_ffi/plan/scratch.h",
     "xla_ffi/plan/solve.h",
     "xla_ffi/plan/solver.h",
     "xla_ffi/plan/topoep/candidate.h",
@@ -59,6 +60,8 @@ TRANSFER_SRCS = [
 SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
     "xla_ffi/plan/call.h",
+    "xla_ffi/plan/plan_cuda.h",
+    "xla_ffi/plan/scratch.cc",
     "xla_ffi/transport/sizes.h",
 ]
 
@@ -70,6 +73,7 @@ MODULE_SRCS = [
 
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
 CUDA_HDRS = [
+    "xla_ffi/team/block_team.cuh",
     "xla_ffi/transfer/bulk_ring.cuh",
     "xla_ffi/transfer/nccl_fabric.cuh",
     "xla_ffi/transfer/transfer_cuda.h",
@@ -79,6 +83,8 @@ CUDA_HDRS = [
 ]
 
 CUDA_SRCS = [
+    "xla_ffi/plan/cuda_ffi.cc",
+    "xla_ffi/plan/plan.cu",
     "xla_ffi/transfer/cuda_ffi.cc",
     "xla_ffi/transfer/transfer.cu",
     "xla_ffi/transport/c_api.cc",

@@ -123,13 +123,14 @@ ffi::Error CheckEffort(Planner planner, Int64Attribute candidates, Int32Attribut
 
 xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slot_expert, Int32sResult quota,
                                Int32sResult rank_load, Int32sResult predicted_ps, Int32sResult status,
-                               Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
-                               int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes,
-                               int64_t row_ps, int64_t inter_fs_per_byte, int64_t intra_fs_per_byte,
-                               int64_t instance_ps, int64_t tile_rows, Int32Attribute rank_speed, bool dedup,
-                               int64_t pulls, Int64Attribute candidates, Int32Attribute thrifty, Int32Attribute eager,
-                               int64_t fill_moves, bool paper, int64_t refine_changes, int64_t refine_starts,
-                               int64_t refine_waves, int64_t num_threads) {
+                               BytesResult workspace, Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner,
+                               int64_t objective, int64_t cap_rows, int64_t block_rows, int64_t expert_bytes,
+                               int64_t token_bytes, int64_t row_ps, int64_t inter_fs_per_byte,
+                               int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
+                               Int32Attribute rank_speed, bool dedup, int64_t pulls, Int64Attribute candidates,
+                               Int32Attribute thrifty, Int32Attribute eager, int64_t fill_moves, bool paper,
+                               int64_t refine_changes, int64_t refine_starts, int64_t refine_waves,
+                               int64_t num_threads) {
   const Cost cost{expert_bytes,
                   token_bytes,
                   row_ps,
@@ -212,6 +213,8 @@ xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slo
               static_cast<int32_t>(num_threads)};
   plan_ = {slot_expert->typed_data(), quota->typed_data(), rank_load->typed_data(), predicted_ps->typed_data(),
            status->typed_data()};
+  workspace_ = workspace->untyped_data();
+  workspace_bytes_ = static_cast<int64_t>(workspace->size_bytes());
   return ffi::Error::Success();
 }
 

@@ -16,6 +16,7 @@ namespace topoep {
 
 using Int32s = xla::ffi::Buffer<xla::ffi::S32>;
 using Int32sResult = xla::ffi::Result<Int32s>;
+using BytesResult = xla::ffi::Result<xla::ffi::Buffer<xla::ffi::U8>>;
 using Int32Attribute = xla::ffi::Span<const int32_t>;
 using Int64Attribute = xla::ffi::Span<const int64_t>;
 
@@ -29,7 +30,7 @@ class PlanCall {
   // Checks shapes and attributes and translates them. Values of demand are not read: bad demand is an answer
   // (kBadInput), a malformed call is an error. The parameters are those of BindPlanCall(), in its order.
   xla::ffi::Error Read(Int32s omega, Int32s expert_idx, Int32sResult slot_expert, Int32sResult quota,
-                       Int32sResult rank_load, Int32sResult predicted_ps, Int32sResult status,
+                       Int32sResult rank_load, Int32sResult predicted_ps, Int32sResult status, BytesResult workspace,
                        Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
                        int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes, int64_t row_ps,
                        int64_t inter_fs_per_byte, int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
@@ -39,12 +40,16 @@ class PlanCall {
 
   const Problem& problem() const { return problem_; }
   const Plan& plan() const { return plan_; }
+  void* workspace() const { return workspace_; }
+  int64_t workspace_bytes() const { return workspace_bytes_; }
 
  private:
   std::vector<Candidate> candidates_;
   Effort effort_{};
   Problem problem_{};
   Plan plan_{};
+  void* workspace_ = nullptr;
+  int64_t workspace_bytes_ = 0;
 };
 
 // Adds them to a binding that may hold a platform's context.
@@ -58,6 +63,9 @@ auto BindPlanCall(Binding binding) {
       .template Ret<Int32s>()  // rank_load
       .template Ret<Int32s>()  // predicted_ps
       .template Ret<Int32s>()  // status
+      // Of any size. Working memory of a GPU: what a handler allocates it must give back when it returns, and a command
+      // buffer would then be replayed in memory of others.
+      .template Ret<xla::ffi::Buffer<xla::ffi::U8>>()
       .template Attr<Int32Attribute>("domain_of_rank")
       .template Attr<int64_t>("num_slots")
       .template Attr<int64_t>("planner")

@@ -1,0 +1,28 @@
+// The planner on a GPU: three kernels around the bodies of solve.h, after some that write the problem's tables.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
+#define TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
+
+#include <cstdint>
+
+#include "xla_ffi/plan/plan.h"
+
+struct CUstream_st;  // cudaStream_t points to it
+
+namespace topoep {
+
+// Bytes of device memory that the kernels work in; of the problem only its sizes and tables are read.
+int64_t PlanScratchBytes(const Problem& problem);
+
+// Puts the kernels onto the stream and returns; the host waits for nothing, allocates nothing on the device and reads
+// nothing back. All they need travels as their arguments, so that a CUDA graph may record and repeat them.
+//
+// omega, expert_idx and the plan are memory of the device; domain_of_rank, rank_speed and effort of the host. `scratch`
+// is memory of the device, PlanScratchBytes() from a multiple of 16 on, that nobody else touches while the kernels run.
+//
+// Returns nullptr, or why the kernels cannot be launched.
+const char* LaunchPlan(const Problem& problem, const Plan& plan, void* scratch, CUstream_st* stream);
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
