@@ -11,6 +11,8 @@
 #include <mutex>
 #include <string>
 #include <thread>
+#include <utility>
+#include <vector>
 
 #include "xla_ffi/transfer/host_fabric.h"
 
@@ -32,9 +34,16 @@ inline std::string CounterName(int32_t counter) {
   return "push_ended";
 }
 
+// A put that has left and not landed.
+struct Parcel {
+  char* target;
+  std::vector<char> bytes;
+};
+
 // What goes wrong; nothing by default. Shared by all workers, set before they run.
 struct Trouble {
   bool delays = false;
+  bool late_puts = false;     // puts land with their rank's next signal to the peer; takes a lock, which hides races
   int32_t stopped_rank = -1;  // makes no call any more after `calls_before_stop`
   int64_t calls_before_stop = 0;
   std::string fault;  // "drop_signal:WORD", "skip_wait:WORD", "early_arrive:COUNTER" or "skip_flush:FILE:LINE"
@@ -42,6 +51,7 @@ struct Trouble {
   std::atomic<int64_t> calls_of_stopped{0};
   std::atomic<int64_t> faults{0};  // calls in which `fault` was at work
   std::mutex mutex;
+  std::map<std::pair<int32_t, int32_t>, std::vector<Parcel>> under_way;  // (from, to)
   std::map<std::string, int64_t> visits;  // how often a worker came to where each fault can be, if `records`
   bool records = false;                   // takes a lock, which hides races
 };
@@ -50,7 +60,7 @@ template <class Orders = HostOrders>
 class TestFabric {
  public:
   TestFabric(HostWorld& world, Trouble& trouble, int32_t rank, int32_t worker)
-      : fabric_(world, rank, worker), trouble_(trouble), random_(rank * 1000003u + worker * 7919u + 1) {}
+      : world_(world), fabric_(world, rank, worker), trouble_(trouble), random_(rank * 1000003u + worker * 7919u + 1) {}
 
   int32_t Rank() const { return fabric_.Rank(); }
   int32_t NumRanks() const { return fabric_.NumRanks(); }
@@ -67,7 +77,11 @@ class TestFabric {
   }
   void Put(int32_t peer, const void* source, Window to, int64_t to_at, int64_t bytes) {
     Pause();
-    fabric_.Put(peer, source, to, to_at, bytes);
+    if (trouble_.late_puts) {
+      puts_.push_back({peer, world_.At(peer, to) + to_at, static_cast<const char*>(source), bytes});
+    } else {
+      fabric_.Put(peer, source, to, to_at, bytes);
+    }
   }
   void Copy(void* target, const void* source, int64_t bytes) { fabric_.Copy(target, source, bytes); }
 
@@ -75,7 +89,14 @@ class TestFabric {
     Pause();
     const char* name = std::strrchr(file, '/');
     if (At("skip_flush:" + std::string(name == nullptr ? file : name + 1) + ":" + std::to_string(line))) return;
-    if (!Stopped()) fabric_.Flush();
+    if (Stopped()) return;
+    fabric_.Flush();
+    if (!trouble_.late_puts) return;
+    const std::lock_guard<std::mutex> lock(trouble_.mutex);
+    for (const LatePut& put : puts_) {
+      trouble_.under_way[{Rank(), put.peer}].push_back({put.target, {put.source, put.source + put.bytes}});
+    }
+    puts_.clear();
   }
 
   bool Arrive(Counter counter) {
@@ -90,7 +111,13 @@ class TestFabric {
   template <class F>
   void Signal(Word word, F value) {
     Pause();
-    if (!At(std::string("drop_signal:") + WordName(word)) && !Stopped()) fabric_.Signal(word, value);
+    if (At(std::string("drop_signal:") + WordName(word)) || Stopped()) return;
+    if (trouble_.late_puts) {
+      for (int32_t peer = 0; peer < NumRanks(); ++peer) {
+        if (value(peer) != 0) Land(peer);
+      }
+    }
+    fabric_.Signal(word, value);
   }
 
   bool Wait(Word word, int32_t peer, int64_t value) {
@@ -112,6 +139,20 @@ class TestFabric {
   }
 
  private:
+  struct LatePut {
+    int32_t peer;
+    char* target;
+    const char* source;
+    int64_t bytes;
+  };
+
+  void Land(int32_t peer) {
+    const std::lock_guard<std::mutex> lock(trouble_.mutex);
+    std::vector<Parcel>& parcels = trouble_.under_way[{Rank(), peer}];
+    for (const Parcel& parcel : parcels) std::memcpy(parcel.target, parcel.bytes.data(), parcel.bytes.size());
+    parcels.clear();
+  }
+
   // Whether the place has the fault.
   bool At(const std::string& place) {
     if (trouble_.records) {
@@ -136,8 +177,10 @@ class TestFabric {
     if (draw % 61 == 0) std::this_thread::sleep_for(std::chrono::microseconds(draw % 300));
   }
 
+  HostWorld& world_;
   HostFabric<Orders> fabric_;
   Trouble& trouble_;
+  std::vector<LatePut> puts_;  // until the next Flush()
   uint32_t random_;
 };
 

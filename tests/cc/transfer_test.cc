@@ -86,11 +86,16 @@ std::vector<Named> Cases() {
 
 TEST(TransferTest, EverythingArrives) {
   int32_t runs = 0;
-  for (const bool delays : {false, true}) {
+  struct Way {
+    bool delays;
+    bool late_puts;
+  };
+  for (const Way& way : {Way{false, false}, Way{true, false}, Way{true, true}}) {
     for (Named& named : Cases()) {
       named.c.epochs = TOPOEP_TRANSFER_EPOCHS;
       TransferRun<> run(named.c);
-      run.trouble().delays = delays;
+      run.trouble().delays = way.delays;
+      run.trouble().late_puts = way.late_puts;
       for (const std::string& complaint : run.Run()) EXPECT_EQ(complaint, "") << named.name << ", case " << runs;
       EXPECT_EQ(run.moved_parameters() > 0, named.c.slots > 0 && named.c.occupied > 0) << named.name;
       EXPECT_EQ(run.moved_gradients() > 0, named.c.slots > 0 && named.c.occupied > 0) << named.name;
