@@ -25,9 +25,10 @@ def step(demand: jax.Array, tokens: jax.Array | None = None, *, planner: str, ef
     omega = jax.lax.all_gather(demand, "ep", tiled=True)
     expert_idx = None if tokens is None else jax.lax.all_gather(tokens, "ep", tiled=True)
     topology = Topology.uniform(HOSTS, GPUS)
-    return solve_plan(
+    plan = solve_plan(
         omega, topology, cost, num_slots=2, planner=planner, effort=effort, implementation="cuda", expert_idx=expert_idx
     )
+    return jax.tree.map(lambda field: field[None], plan)
 
 
 @pytest.mark.parametrize(
