@@ -208,7 +208,7 @@ def test_architectures_are_those_of_the_gpus(
 def test_the_package_imports_with_no_cuda_library() -> None:
     code = """
 import sys
-sys.modules["nvidia"] = sys.modules["jax_plugins"] = None
+sys.modules.update(dict.fromkeys(["nvidia", "jax_plugins", "jax_cuda12_plugin", "jax_cuda13_plugin"]))
 import topoep_jax
 from topoep_jax import _native
 assert not {"topoep_jax._cuda", "topoep_jax._cuda_build"} & set(sys.modules), "imported"
