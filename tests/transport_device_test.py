@@ -74,10 +74,12 @@ def init_with(native, **options):
 
 
 def test_importing_needs_no_cuda_library():
+    # What JAX itself loads where its CUDA plugin is installed is not ours.
     code = (
         "import sys, topoep_jax, topoep_jax.transport\n"
-        "assert not [m for m in sys.modules if m.startswith('nvidia') or m == 'topoep_jax._cuda'], sys.modules\n"
-        "assert 'nccl' not in open('/proc/self/maps').read()\n"
+        "assert 'topoep_jax._cuda' not in sys.modules\n"
+        "maps = open('/proc/self/maps').read()\n"
+        "assert 'libnccl' not in maps and 'libtopoep_cuda' not in maps\n"
     )
     subprocess.run([sys.executable, "-c", code], check=True, cwd=Path(__file__).parent.parent)
 
