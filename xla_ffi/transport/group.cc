@@ -155,10 +155,11 @@ bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error)
     return false;
   }
   const bool network = properties.nLsaTeams > 1;
-  if (network && properties.ginConnectionType != NCCL_GIN_CONNECTION_FULL) {
+  if (network && properties.ginType == NCCL_GIN_TYPE_NONE) {
     *error = "the ranks span " + std::to_string(properties.nLsaTeams) + " NVLink domains and NCCL has no " +
-             (properties.ginType == NCCL_GIN_TYPE_NONE ? "GIN-capable network (NCCL_DEBUG=INFO tells why)"
-                                                       : "GIN connection from every rank to every other");
+             (properties.railedGinType == NCCL_GIN_TYPE_NONE
+                  ? "GIN-capable network (NCCL_DEBUG=INFO tells why)"
+                  : "GIN connection between different rails, which the kernels need");
     return false;
   }
   if (network && options_.sizes.windows[kBounce] == 0) {
