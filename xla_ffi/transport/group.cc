@@ -204,10 +204,10 @@ Group::~Group() {
   // Errors have nobody to go to here. After a trap every CUDA call fails, and only an abort frees NCCL's side.
   const bool healthy = cudaSetDevice(options_.device) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
   if (healthy && connected_) {
+    nccl_.DevCommDestroy(comm_, &on_device_.comm);
     for (ncclWindow_t window : on_device_.windows) {
       if (window != nullptr) nccl_.CommWindowDeregister(comm_, window);
     }
-    nccl_.DevCommDestroy(comm_, &on_device_.comm);
     nccl_.CommDestroy(comm_);
   } else if (comm_ != nullptr) {
     nccl_.CommAbort(comm_);
