@@ -100,6 +100,7 @@ CC_MUTANTS = [
 
 CC_TESTS = [
     "cost_test",
+    "scratch_test",
     "solver_test",
     "team_test",
     "topoep_test",
