@@ -11,7 +11,7 @@ ARGS :=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
-CC_FILES := $(shell find xla_ffi tests/cc -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
+CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
 .PHONY: setup train test test-full test-cuda lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:

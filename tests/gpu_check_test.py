@@ -1,0 +1,82 @@
+"""tools/gpu_check.sh without a GPU: its runner tells passes, failures and skips apart, and a planted fault fails it."""
+
+import json
+import subprocess
+import time
+from pathlib import Path
+
+import pytest
+
+from tools.gpu_check import __main__ as command
+from tools.gpu_check.runner import FAILED, PASSED, ROOT, SKIPPED, Check, Setting, SkippedError, run_checks
+
+
+def passes(setting: Setting) -> dict[str, object]:
+    return {"dry_run": setting.dry_run}
+
+
+def fails(setting: Setting) -> None:
+    raise RuntimeError("as it should")
+
+
+def is_left_out(setting: Setting) -> None:
+    raise SkippedError("nothing to see")
+
+
+def hangs(setting: Setting) -> None:
+    time.sleep(60)
+
+
+def dies(setting: Setting) -> None:
+    subprocess.run(["sh", "-c", "kill -9 $PPID"], check=False)
+
+
+def run(folder: Path, *names: str, limit_s: int = 60, budget_s: float = 60) -> dict[str, tuple[str, str]]:
+    checks = [Check(name, f"tests.gpu_check_test:{name}", limit_s) for name in names]
+    results = run_checks(checks, Setting(folder, True, ""), time.monotonic() + budget_s, lambda result: None)
+    return {result.name: (result.status, result.reason) for result in results}
+
+
+def test_a_check_passes_fails_or_is_skipped_with_the_reason(tmp_path):
+    results = run(tmp_path, "passes", "fails", "is_left_out", "dies")
+    assert results["passes"] == (PASSED, "")
+    assert results["fails"] == (FAILED, "status 1: RuntimeError: as it should")
+    assert results["is_left_out"] == (SKIPPED, "nothing to see")
+    assert results["dies"][0] == FAILED
+
+
+def test_a_check_that_hangs_fails_unless_the_budget_ended(tmp_path):
+    assert run(tmp_path, "hangs", limit_s=1)["hangs"] == (FAILED, "did not end in 1 s")
+    results = run(tmp_path, "hangs", "passes", budget_s=1.5)
+    assert results["hangs"][0] == SKIPPED and "the budget ended" in results["hangs"][1]
+    assert results["passes"] == (SKIPPED, "the budget had ended")
+
+
+def test_every_check_exists():
+    assert len({check.name for check in command.CHECKS}) == len(command.CHECKS)
+    for check in command.CHECKS:
+        module, function = check.entry.split(":")
+        text = (ROOT / f"{module.replace('.', '/')}.py").read_text()
+        assert f"\ndef {function}(setting: Setting)" in text
+
+
+def test_a_machine_without_a_gpu_is_told_so(tmp_path):
+    done = subprocess.run([ROOT / "tools/gpu_check.sh", "--folder", tmp_path], capture_output=True, text=True)
+    if "no GPU here" not in done.stdout:
+        pytest.skip("this machine has a GPU")
+    assert done.returncode == 2
+
+
+@pytest.mark.parametrize("plant", ["", "programs"])
+def test_a_dry_run_passes_and_a_planted_fault_fails_it(tmp_path, plant):
+    arguments = ["--dry-run", "--folder", tmp_path, "--only", "extension", "programs", "gemms"]
+    done = subprocess.run(
+        [ROOT / "tools/gpu_check.sh", *arguments, *(["--plant", plant] if plant else [])],
+        capture_output=True,
+        text=True,
+    )
+    report = json.loads((tmp_path / "report.json").read_text())
+    statuses = {check["name"]: check["status"] for check in report["checks"]}
+    assert report["label"] == "dry-run"
+    assert statuses == {"extension": PASSED, "programs": FAILED if plant else PASSED, "gemms": SKIPPED}
+    assert done.returncode == (1 if plant else 0), done.stdout + done.stderr

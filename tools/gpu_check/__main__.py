@@ -1,0 +1,88 @@
+"""Checks on one GPU what no CPU can tell, the most valuable first, and writes one JSON to results/gpu/.
+
+    tools/gpu_check.sh [--budget-minutes 12] [--only plans ...]
+    tools/gpu_check.sh --dry-run      on a machine without a GPU: all that a CPU can do, and no JSON in results/gpu/
+
+A check is passed, failed or skipped, with the reason. The exit status is 1 if one failed. `--plant NAME` makes a check
+plant a fault, which it must find: then the exit status must be 1.
+"""
+
+import argparse
+import dataclasses
+import datetime
+import json
+import re
+import sys
+import time
+from pathlib import Path
+
+from tools.gpu_check import machine
+from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks
+
+GRAPHS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL,WHILE --xla_gpu_graph_min_graph_size=1"
+
+CHECKS = (
+    Check("extension", "tools.gpu_check.building:extension", 300),
+    Check("build", "tools.gpu_check.building:build", 420),
+    Check("plans", "tools.gpu_check.plans:small", 240),
+    Check("programs", "tools.gpu_check.plans:in_programs", 240),
+    Check("programs_in_graphs", "tools.gpu_check.plans:in_programs", 240, (GRAPHS,)),
+    Check("copies", "tools.gpu_check.transfers:copies", 120),
+    Check("transfers", "tools.gpu_check.transfers:among_ranks", 240),
+    Check("plan_times", "tools.gpu_check.plans:times", 240),
+    Check("large_plans", "tools.gpu_check.plans:large", 300),
+    Check("memcheck", "tools.gpu_check.sanitizers:memcheck", 300),
+    Check("racecheck", "tools.gpu_check.sanitizers:racecheck", 300),
+    Check("synccheck", "tools.gpu_check.sanitizers:synccheck", 300),
+    Check("gemms", "tools.gpu_check.plans:gemms", 60),
+)
+
+
+def tell(result: Result) -> None:
+    """One line, and the reason where it did not pass."""
+    print(f"{result.name:18} {result.status:8} {result.seconds:7.1f} s  {result.reason}", flush=True)
+
+
+def main() -> int:
+    """Returns the exit status."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--budget-minutes", type=float, default=12)
+    parser.add_argument("--dry-run", action="store_true")
+    parser.add_argument("--only", nargs="+", metavar="CHECK", choices=[check.name for check in CHECKS])
+    parser.add_argument("--plant", default="", choices=["plans", "programs"])
+    parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu_check", help="for programs, logs and the like")
+    args = parser.parse_args()
+    gpus = machine.gpus()
+    if not gpus and not args.dry_run:
+        print("no GPU here (nvidia-smi shows none): --dry-run does what a CPU can")
+        return 2
+    args.folder.mkdir(parents=True, exist_ok=True)
+    start = time.monotonic()
+    started = datetime.datetime.now(datetime.UTC)
+    checks = [check for check in CHECKS if not args.only or check.name in args.only]
+    setting = Setting(args.folder.resolve(), args.dry_run, args.plant)
+    results = run_checks(checks, setting, start + 60 * args.budget_minutes, tell)
+    report = {
+        "label": "dry-run" if args.dry_run else "gpu",
+        "started": started.isoformat(timespec="seconds"),
+        "commit": machine.commit(),
+        "minutes": round((time.monotonic() - start) / 60, 2),
+        "budget_minutes": args.budget_minutes,
+        "planted": args.plant,
+        "machine": machine.facts(),
+        "versions": machine.versions(),
+        "checks": [dataclasses.asdict(result) for result in results],
+    }
+    if args.dry_run or args.plant:
+        path = args.folder / "report.json"
+    else:
+        name = re.sub(r"\W+", "_", gpus[0]["name"])
+        path = ROOT / "results/gpu" / f"{started:%Y%m%d_%H%M}_{name}.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps(report, indent=1) + "\n")
+    print(path)
+    return 1 if any(result.status == FAILED for result in results) else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

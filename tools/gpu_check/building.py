@@ -1,0 +1,90 @@
+"""Builds what the other checks need: the extension, the CUDA library, and the programs of this folder."""
+
+import concurrent.futures
+import shutil
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+from tools.gpu_check.runner import ROOT, Setting
+
+PROGRAMS = ROOT / "tools/gpu"
+WARNINGS = ("-Wall", "-Wextra", "-Werror")
+
+
+def run(command: Sequence[str | Path]) -> str:
+    """What a command prints.
+
+    Raises:
+      RuntimeError: it failed; the text holds its output.
+    """
+    words = [str(word) for word in command]
+    result = subprocess.run(words, cwd=ROOT, capture_output=True, text=True)
+    if result.returncode != 0:
+        raise RuntimeError(f"{' '.join(words)}: status {result.returncode}\n{result.stdout}{result.stderr}")
+    return result.stdout
+
+
+def extension(setting: Setting) -> dict[str, object]:
+    """Makes sure that the package imports with its C++ extension: as it is, or installed into the folder."""
+    site = setting.folder / "site"
+    shutil.rmtree(site, ignore_errors=True)
+    code = "import topoep_jax._xla_ffi as e; print(e.__file__)"
+    try:
+        return {"installed": run(["env", f"PYTHONPATH={ROOT}", sys.executable, "-c", code]).strip()}
+    except RuntimeError:
+        pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
+        run([*pip, "--target", site, ROOT])
+    return {"built": run(["env", f"PYTHONPATH={site}", sys.executable, "-c", code]).strip()}
+
+
+def build(setting: Setting) -> dict[str, object]:
+    """The CUDA library and the programs; on a dry run plan_check alone, around the planner of the host."""
+    if setting.dry_run:
+        own = [PROGRAMS / name for name in ("plan_check.cc", "problem_file.cc", "plan_runner_host.cc")]
+        sources = [*own, ROOT / "xla_ffi/plan/solver.cc", ROOT / "xla_ffi/plan/cost.cc", "-pthread"]
+        run(["g++", "-std=c++17", "-O2", *WARNINGS, f"-I{ROOT}", *sources, "-o", setting.folder / "plan_check"])
+        return {"compiler": run(["g++", "--version"]).splitlines()[0]}
+
+    from topoep_jax import _cuda_build
+
+    toolchain = _cuda_build.find()
+    commands = program_commands(toolchain.nvcc, toolchain.nccl_include, toolchain.architectures, setting.folder)
+    with concurrent.futures.ThreadPoolExecutor() as pool:
+        library = pool.submit(_timed, lambda: _cuda_build.build(toolchain))
+        programs = {name: pool.submit(_timed, run, command) for name, command in commands.items()}
+    return {
+        "library": str(library.result()[0]),
+        "seconds": {"library": library.result()[1], **{name: job.result()[1] for name, job in programs.items()}},
+        "architectures": toolchain.architectures,
+        **toolchain.versions(),
+    }
+
+
+def program_commands(
+    nvcc: Path, nccl_include: Path, architectures: Sequence[str], folder: Path
+) -> dict[str, list[str | Path]]:
+    """What compiles each program of tools/gpu into `folder`."""
+    sources = {
+        "plan_check": ["plan_check.cc", "problem_file.cc", "plan_runner_cuda.cu", ROOT / "xla_ffi/plan/plan.cu"],
+        "copies": ["copies.cu"],
+        "ranks_on_one_gpu": [
+            "ranks_on_one_gpu.cu",
+            *(ROOT / "xla_ffi" / name for name in ("transfer/transfer.cu", "transport/group.cc")),
+            ROOT / "xla_ffi/transport/nccl_api.cc",
+        ],
+    }
+    flags = ["-std=c++17", "-O3", "-lineinfo", "-cudart=static", f"-I{ROOT}", "-isystem", nccl_include]
+    flags += [f"-gencode=arch={name.replace('sm_', 'compute_')},code={name}" for name in architectures]
+    return {
+        name: [nvcc, *flags, *(PROGRAMS / path for path in paths), "-ldl", "-lpthread", "-o", folder / name]
+        for name, paths in sources.items()
+    }
+
+
+def _timed(work, *arguments):  # noqa: ANN001, ANN002, ANN202
+    start = time.monotonic()
+    result = work(*arguments)
+    return result, round(time.monotonic() - start, 1)

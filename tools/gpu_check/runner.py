@@ -1,0 +1,132 @@
+"""Runs checks one after another, each in a process of its own, until a budget of time ends."""
+
+import dataclasses
+import importlib
+import json
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parent.parent.parent
+PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+
+_TAIL = 4000
+
+
+class SkippedError(Exception):
+    """The check cannot be made here; the text says why."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Setting:
+    """What a check is told.
+
+    Attributes:
+      folder: where checks leave what later ones need.
+      dry_run: the machine has no GPU: do what a CPU can.
+      plant: name of the check that is to find a fault that it plants itself; "" for none.
+    """
+
+    folder: Path
+    dry_run: bool
+    plant: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Check:
+    """A function of one setting in a module.
+
+    Attributes:
+      name: in the report.
+      entry: "module:function"; it returns what is worth reporting, raises SkippedError, or fails with any other error.
+      limit_s: a check that takes longer has failed.
+      environment: variables of its process, as "NAME=value".
+    """
+
+    name: str
+    entry: str
+    limit_s: int
+    environment: tuple[str, ...] = ()
+
+
+@dataclasses.dataclass
+class Result:
+    """One entry of the report."""
+
+    name: str
+    status: str
+    reason: str
+    seconds: float
+    details: dict[str, object]
+
+
+def run_checks(
+    checks: Sequence[Check], setting: Setting, deadline: float, tell: Callable[[Result], None]
+) -> list[Result]:
+    """Runs the checks in order; those that start too late, or are cut short by time.monotonic() `deadline`, skip."""
+    results = []
+    for check in checks:
+        left = deadline - time.monotonic()
+        if left < 1:
+            result = Result(check.name, SKIPPED, "the budget had ended", 0.0, {})
+        else:
+            result = _run(check, setting, left)
+        tell(result)
+        results.append(result)
+    return results
+
+
+def _run(check: Check, setting: Setting, left_s: float) -> Result:
+    start = time.monotonic()
+    answer = setting.folder / f"{check.name}.json"
+    answer.unlink(missing_ok=True)
+    environment = [f"PYTHONPATH={setting.folder / 'site'}:{ROOT}", *check.environment]
+    if setting.dry_run:
+        environment.append("JAX_PLATFORMS=cpu")
+    command = ["env", *environment, sys.executable, "-m", "tools.gpu_check.runner"]
+    command += [check.entry, str(answer), str(setting.folder), str(int(setting.dry_run)), setting.plant]
+    log = setting.folder / f"{check.name}.log"
+    with log.open("w") as output:
+        # A new session, so that what a check started is stopped with it.
+        process = subprocess.Popen(command, cwd=ROOT, stdout=output, stderr=subprocess.STDOUT, start_new_session=True)
+        try:
+            code = process.wait(min(left_s, check.limit_s))
+        except subprocess.TimeoutExpired:
+            subprocess.run(["kill", "-KILL", "--", f"-{process.pid}"], check=False)
+            process.wait()
+            code = None
+    seconds = round(time.monotonic() - start, 1)
+    if code is None and seconds < check.limit_s:
+        return Result(check.name, SKIPPED, f"the budget ended after {seconds} s of it", seconds, {})
+    tail = log.read_text(errors="replace")[-_TAIL:]
+    if code is None:
+        return Result(check.name, FAILED, f"did not end in {check.limit_s} s", seconds, {"output": tail})
+    if code != 0 or not answer.is_file():
+        errors = [line for line in tail.splitlines() if re.match(r"[\w.]+(Error|Exit|Exception)\b", line)]
+        return Result(check.name, FAILED, f"status {code}: {(errors or [''])[-1]}", seconds, {"output": tail})
+    return Result(check.name, seconds=seconds, **json.loads(answer.read_text()))
+
+
+def _answer(entry: str, setting: Setting) -> dict[str, object]:
+    module, function = entry.split(":")
+    try:
+        details = getattr(importlib.import_module(module), function)(setting)
+    except SkippedError as error:
+        return {"status": SKIPPED, "reason": str(error), "details": {}}
+    return {"status": PASSED, "reason": "", "details": details or {}}
+
+
+def main() -> None:
+    """Runs one check in this process; any error but a skip ends it."""
+    entry, answer, folder, dry_run, plant = sys.argv[1:]
+    # By the name under which the checks know it, or their SkippedError would be another class.
+    runner = importlib.import_module("tools.gpu_check.runner")
+    setting = runner.Setting(Path(folder), bool(int(dry_run)), plant)
+    Path(answer).write_text(json.dumps(runner._answer(entry, setting)))
+
+
+if __name__ == "__main__":
+    main()
