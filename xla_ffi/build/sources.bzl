@@ -29,6 +29,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/topoep/select.h",
     "xla_ffi/plan/topoep/split.h",
     "xla_ffi/plan/topoep/spread.h",
+    "xla_ffi/team/block_team.cuh",
     "xla_ffi/team/counting_team.h",
     "xla_ffi/team/team.h",
     "xla_ffi/team/thread_team.h",
@@ -73,7 +74,6 @@ MODULE_SRCS = [
 
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
 CUDA_HDRS = [
-    "xla_ffi/team/block_team.cuh",
     "xla_ffi/transfer/bulk_ring.cuh",
     "xla_ffi/transfer/nccl_fabric.cuh",
     "xla_ffi/transfer/transfer_cuda.h",
@@ -99,6 +99,7 @@ CC_MUTANTS = [
 ]
 
 CC_TESTS = [
+    "block_team_test",
     "cost_test",
     "scratch_test",
     "solver_test",
