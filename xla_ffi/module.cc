@@ -89,7 +89,7 @@ std::vector<int64_t> GroupSizes(const std::vector<int32_t>& domain_of_rank, int3
   const topoep::LayerShape layer{mains_per_rank, num_slots, expert_bytes, static_cast<topoep::Pulls>(pulls)};
   const topoep::GroupSizes sizes = topoep::SizesOf(domain_of_rank, layer, staging_bytes, bounce_bytes);
   std::vector<int64_t> bytes(sizes.windows.begin(), sizes.windows.end());
-  bytes.insert(bytes.end(), sizes.workspaces.begin(), sizes.workspaces.end());
+  bytes.insert(bytes.end(), sizes.schedules.begin(), sizes.schedules.end());
   return bytes;
 }
 

@@ -70,7 +70,7 @@ ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& 
   const GroupSizes needed = SizesOf(group.options().domain_of_rank, layer, made.windows[kStaging], 0);
   const auto larger = [](auto a, auto b) { return a > b; };
   if (!std::equal(needed.windows.begin(), needed.windows.end(), made.windows.begin(), std::not_fn(larger)) ||
-      !std::equal(needed.workspaces.begin(), needed.workspaces.end(), made.workspaces.begin(), std::not_fn(larger))) {
+      !std::equal(needed.schedules.begin(), needed.schedules.end(), made.schedules.begin(), std::not_fn(larger))) {
     return Refuse(target, "a layer with " + std::to_string(layer.mains_per_rank) + " mains and " +
                               std::to_string(layer.num_slots) + " slots of " + std::to_string(layer.expert_bytes) +
                               " bytes does not fit the group: name its LayerConfig in transport.init");

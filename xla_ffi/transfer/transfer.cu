@@ -89,7 +89,7 @@ cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& 
                        const void* mains, void* slots, EpochToken epoch, cudaStream_t stream) {
   Problem problem = ProblemOf(group.options().domain_of_rank, layer);
   const DomainTable table(problem);
-  Arena arena(group.workspace(kPullSchedule));
+  Arena arena(group.schedule(kPullSchedule));
   const PullSchedule schedule(problem, table.View(), group.options().rank, layer.expert_bytes, arena);
   problem.domain_of_rank = group.domain_of_rank();
   problem.cost.expert_bytes = prices.expert_bytes;
@@ -104,7 +104,7 @@ cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& 
 
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
                        float* main_grads, EpochToken epoch, cudaStream_t stream) {
-  Arena arena(group.workspace(kPushSchedule));
+  Arena arena(group.schedule(kPushSchedule));
   const int64_t half_bytes = RoundDown(group.options().sizes.windows[kStaging] / 2);
   const PushSchedule schedule(group.options().num_ranks(), layer.num_slots, layer.mains_per_rank, group.options().rank,
                               layer.expert_bytes, half_bytes, arena);

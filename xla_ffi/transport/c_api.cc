@@ -66,14 +66,14 @@ int topoep_unique_id(char* id, char* error, int64_t error_size) {
 }
 
 // Allocates the windows and the state of group `id` on each of this process's devices; on failure nothing is left.
-// `bytes` are those of every window, then of every workspace.
+// `bytes` are those of every window, then of every schedule.
 int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* ranks, int32_t num_local,
                          const int32_t* domain_of_rank, int32_t num_ranks, int32_t num_workers, int64_t timeout_ns,
                          const int64_t* bytes, int32_t num_bytes, char* error, int64_t error_size) {
   std::string reason;
   const topoep::NcclApi* nccl = topoep::LoadNccl(nullptr, &reason);
   if (nccl == nullptr) return topoep::Result(reason, error, error_size);
-  constexpr int32_t kExpected = topoep::kNumWindows + topoep::kNumWorkspaces;
+  constexpr int32_t kExpected = topoep::kNumWindows + topoep::kNumSchedules;
   if (num_bytes != kExpected) {
     reason = "the CUDA library expects " + std::to_string(kExpected) + " sizes, not " + std::to_string(num_bytes) +
              ": build the extension _xla_ffi and the CUDA library from the same sources";
@@ -81,7 +81,7 @@ int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* rank
   }
   topoep::GroupSizes sizes;
   std::copy_n(bytes, topoep::kNumWindows, sizes.windows.begin());
-  std::copy_n(bytes + topoep::kNumWindows, topoep::kNumWorkspaces, sizes.workspaces.begin());
+  std::copy_n(bytes + topoep::kNumWindows, topoep::kNumSchedules, sizes.schedules.begin());
   reason = topoep::OnEach(num_local, [&](int32_t i, std::string* why) {
     topoep::GroupOptions options{
         devices[i], ranks[i], num_workers, timeout_ns, {domain_of_rank, domain_of_rank + num_ranks}, sizes};

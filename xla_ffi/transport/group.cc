@@ -104,7 +104,7 @@ void Group::LayOut(Arena& arena) {
   on_device_.failing = arena.Take<int32_t>(1);
   domain_of_rank_ = arena.Take<int32_t>(num_ranks);
   domains_ = {arena.Take<int32_t>(num_ranks + 1), arena.Take<int32_t>(num_ranks), arena.Take<int32_t>(num_ranks)};
-  for (int32_t i = 0; i < kNumWorkspaces; ++i) workspaces_[i] = arena.Take<char>(options_.sizes.workspaces[i]);
+  for (int32_t i = 0; i < kNumSchedules; ++i) schedules_[i] = arena.Take<char>(options_.sizes.schedules[i]);
 }
 
 bool Group::WriteTables(std::string* error) {

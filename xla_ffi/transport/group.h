@@ -54,7 +54,7 @@ class Group {
   const DeviceGroup& on_device() const { return on_device_; }
   int32_t lsa_size() const { return on_device_.comm.lsaSize; }
   bool uses_network() const { return lsa_size() < options_.num_ranks(); }
-  void* workspace(Workspace which) const { return workspaces_[which]; }
+  void* schedule(Schedule which) const { return schedules_[which]; }
 
   // The tables of options().domain_of_rank in device memory.
   const int32_t* domain_of_rank() const { return domain_of_rank_; }
@@ -80,7 +80,7 @@ class Group {
   bool connected_ = false;
   std::array<void*, kNumWindows> memory_{};
   void* state_ = nullptr;  // one allocation for all that follows
-  std::array<void*, kNumWorkspaces> workspaces_{};
+  std::array<void*, kNumSchedules> schedules_{};
   const int32_t* domain_of_rank_ = nullptr;
   Domains domains_{};
   Failure* failure_ = nullptr;

@@ -18,11 +18,11 @@
 namespace topoep {
 
 // Working memory beside the windows, one of each so that a pull and a push may be under way together.
-enum Workspace : int32_t { kPullSchedule, kPushSchedule, kNumWorkspaces };
+enum Schedule : int32_t { kPullSchedule, kPushSchedule, kNumSchedules };
 
 struct GroupSizes {
   std::array<int64_t, kNumWindows> windows{};
-  std::array<int64_t, kNumWorkspaces> workspaces{};
+  std::array<int64_t, kNumSchedules> schedules{};
 };
 
 // A layer's replicas: what its pulls and pushes have to know beside the plan.
@@ -63,7 +63,7 @@ inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const Laye
   PullSchedule(problem, table.View(), 0, layer.expert_bytes, pull);
   Arena push;
   PushSchedule(problem.num_ranks, layer.num_slots, layer.mains_per_rank, 0, 0, shape.HalfBytes(), push);
-  sizes.workspaces = {pull.Used(), push.Used()};
+  sizes.schedules = {pull.Used(), push.Used()};
   return sizes;
 }
 
