@@ -124,7 +124,7 @@ TEST(CostTest, TokensCrossToADomainOnce) {
 
 TEST(CostTest, TokensThatContradictTheDemandAreNoticed) {
   const std::vector<int32_t> omega{1, 2, 0, 0};
-  std::vector<int64_t> counts(2);
+  std::vector<int64_t> counts(4);
   for (const auto& [idx, matches] : std::vector<std::pair<std::vector<int32_t>, bool>>{
            {{1, 0, 1, -1, -1, -1}, true}, {{1, 0, 0, -1, -1, -1}, false}, {{1, 0, 2, -1, -1, -1}, false}}) {
     Instance instance{{0, 0}, 2, 0, Cost{1, 1, 1, 1, 1}, {}};
@@ -132,7 +132,10 @@ TEST(CostTest, TokensThatContradictTheDemandAreNoticed) {
     instance.expert_idx = idx;
     Problem problem = instance.View();
     problem.omega = omega.data();
-    EXPECT_EQ(TokensMatchDemand(problem, counts.data()), matches);
+    int32_t bad_tokens = 0;
+    SerialTeam team;
+    CheckTokens(team, problem, counts.data(), &bad_tokens);
+    EXPECT_EQ(bad_tokens == 0, matches);
   }
 }
 
