@@ -3,10 +3,12 @@
 import dataclasses
 import importlib
 import json
+import os
 import re
 import subprocess
 import sys
 import time
+import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -125,7 +127,12 @@ def main() -> None:
     # By the name under which the checks know it, or their SkippedError would be another class.
     runner = importlib.import_module("tools.gpu_check.runner")
     setting = runner.Setting(Path(folder), bool(int(dry_run)), plant)
-    Path(answer).write_text(json.dumps(runner._answer(entry, setting)))
+    try:
+        Path(answer).write_text(json.dumps(runner._answer(entry, setting)))
+    except Exception:  # noqa: BLE001  whatever it was ends the process
+        traceback.print_exc()
+        sys.stderr.flush()
+        os._exit(1)  # at once: JAX's own exit would wait for processes that wait for this one
 
 
 if __name__ == "__main__":

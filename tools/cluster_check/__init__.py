@@ -1,0 +1,1 @@
+"""What only several GPUs can tell, on one node or several: tools/cluster_check.sh."""
