@@ -106,7 +106,7 @@ TOPOEP_BODY void AddToken(Team& team, const Problem& problem, int32_t source, co
 }
 
 // Adds the rows of all tokens; each source is replayed in the order of its tokens, on one lane. omega and expert_idx
-// must agree (TokensMatchDemand). Two dependent steps, and the caller's barrier.
+// must agree (CheckTokens). Two dependent steps, and the caller's barrier.
 template <class Team>
 TOPOEP_BODY void AddTokens(Team& team, const Problem& problem, const int32_t* slot_expert, const int32_t* quota,
                            int64_t row_bytes, const ReplayState& state, const Links& links) {
