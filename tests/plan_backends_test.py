@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import Case
+from tests.cases import CASES, Case, named
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
 from topoep_jax.plan import CostModel, Plan, Status, laws, reference, solve_plan
@@ -86,8 +86,8 @@ def solve_native(problem: Problem, planner: str):
     )
 
 
-def solve_with_threads(problem: Problem, omega: np.ndarray) -> Plan:
-    """Planner `topoep` with three lanes for each candidate."""
+def solve_with_threads(problem: Problem, omega: np.ndarray, planner: str, num_threads: int) -> Plan:
+    """The same bodies on a team of host threads."""
     return _native.plan(
         jnp.asarray(omega),
         domain_of_rank=problem.topology.domain_of_rank,
@@ -95,10 +95,10 @@ def solve_with_threads(problem: Problem, omega: np.ndarray) -> Plan:
         num_slots=problem.num_slots,
         cap_rows=problem.cap_rows,
         block_rows=problem.block_rows,
-        planner="topoep",
+        planner=planner,
         objective=problem.objective,
         effort=problem.effort,
-        num_threads=3,
+        num_threads=num_threads,
     )
 
 
@@ -115,8 +115,9 @@ def compare(family: str, index: int, matrices: range) -> Counter:
             expected = reference.solve(omega, problem, planner)
             status[planner] = Status(int(expected.status))
             laws.check_plan(solve(omega), omega, problem, planner, again=expected)
-            if planner == "topoep" and (index + matrix) % 5 == 0:
-                laws.determinism(solve_with_threads(problem, omega), expected)
+            if (index + matrix) % 5 == 0:
+                threads = 2 + (index + matrix) // 5 % 7
+                laws.determinism(solve_with_threads(problem, omega, planner, threads), expected)
         seen[kind] += 1
         seen["with replicas"] += Status.EMPTY not in status["topoep"]
         seen["over the cap"] += not status["topoep"] & (Status.CAP_MET | Status.BAD_INPUT)
@@ -131,6 +132,17 @@ def test_sample_of_random_demand(family):
     if family == "R<=8":
         assert set(KINDS) <= set(seen)
         assert min(seen["with replicas"], seen["over the cap"], seen["dearer than no replicas"]) >= 10
+
+
+@pytest.mark.parametrize("name", [case.name for case in CASES])
+def test_one_to_eight_threads_give_the_plan_of_numpy(name):
+    case = named(name)
+    problem = case.problem(effort="fast", cap_rows=case.tokens * case.top_k * 21 // 20)
+    omega = small_demand(case, "skewed")
+    for planner in _native.PLANNER_IDS:
+        expected = reference.solve(omega, problem, planner)
+        for threads in range(1, 9):
+            laws.determinism(solve_with_threads(problem, omega, planner, threads), expected)
 
 
 @pytest.mark.full
