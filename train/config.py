@@ -62,9 +62,7 @@ class TrainConfig:
     transport: str = _setting(
         "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"
     )
-    pulls: str = _setting(
-        "direct", "how parameters reach replicas: direct; on device also relayed, striped, best"
-    )
+    pulls: str = _setting("direct", "how parameters reach replicas: direct; on device also relayed, striped, best")
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
     skew: float | None = _setting(
         None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
