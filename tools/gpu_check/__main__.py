@@ -50,6 +50,7 @@ def main() -> int:
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", nargs="+", metavar="CHECK", choices=[check.name for check in CHECKS])
     parser.add_argument("--plant", default="", choices=["plans", "programs"])
+    parser.add_argument("--nccl-include", default="", help="NCCL's headers, where the installed ones are too old")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu_check", help="for programs, logs and the like")
     args = parser.parse_args()
     gpus = machine.gpus()
@@ -60,7 +61,7 @@ def main() -> int:
     start = time.monotonic()
     started = datetime.datetime.now(datetime.UTC)
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
-    setting = Setting(args.folder.resolve(), args.dry_run, args.plant)
+    setting = Setting(args.folder.resolve(), args.dry_run, args.plant, args.nccl_include)
     results = run_checks(checks, setting, start + 60 * args.budget_minutes, tell)
     report = {
         "label": "dry-run" if args.dry_run else "gpu",

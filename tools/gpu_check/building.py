@@ -5,9 +5,10 @@ import shutil
 import subprocess
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
+from tools.gpu_check import machine
 from tools.gpu_check.runner import ROOT, Setting
 
 PROGRAMS = ROOT / "tools/gpu"
@@ -28,16 +29,23 @@ def run(command: Sequence[str | Path]) -> str:
 
 
 def extension(setting: Setting) -> dict[str, object]:
-    """Makes sure that the package imports with its C++ extension: as it is, or installed into the folder."""
+    """Makes sure that the package imports with its C++ extension: as it is, or installed into the folder.
+
+    NCCL headers that were named come before those of an installed package.
+    """
     site = setting.folder / "site"
     shutil.rmtree(site, ignore_errors=True)
     code = "import topoep_jax._xla_ffi as e; print(e.__file__)"
+    if setting.nccl_include:
+        headers = site / "nvidia/nccl/include"
+        headers.parent.mkdir(parents=True)
+        headers.symlink_to(Path(setting.nccl_include).resolve())
     try:
-        return {"installed": run(["env", f"PYTHONPATH={ROOT}", sys.executable, "-c", code]).strip()}
+        return {"installed": run(["env", f"PYTHONPATH={ROOT}", sys.executable, "-P", "-c", code]).strip()}
     except RuntimeError:
         pip = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps", "--no-build-isolation"]
         run([*pip, "--target", site, ROOT])
-    return {"built": run(["env", f"PYTHONPATH={site}", sys.executable, "-c", code]).strip()}
+    return {"built": run(["env", f"PYTHONPATH={site}", sys.executable, "-P", "-c", code]).strip()}
 
 
 def build(setting: Setting) -> dict[str, object]:
@@ -50,33 +58,41 @@ def build(setting: Setting) -> dict[str, object]:
 
     from topoep_jax import _cuda_build
 
-    toolchain = _cuda_build.find()
-    commands = program_commands(toolchain.nvcc, toolchain.nccl_include, toolchain.architectures, setting.folder)
+    jobs: dict[str, concurrent.futures.Future] = {}
     with concurrent.futures.ThreadPoolExecutor() as pool:
-        library = pool.submit(_timed, lambda: _cuda_build.build(toolchain))
-        programs = {name: pool.submit(_timed, run, command) for name, command in commands.items()}
-    return {
-        "library": str(library.result()[0]),
-        "seconds": {"library": library.result()[1], **{name: job.result()[1] for name, job in programs.items()}},
-        "architectures": toolchain.architectures,
-        **toolchain.versions(),
-    }
+        try:
+            toolchain = _cuda_build.find()
+        except _cuda_build.BuildError as error:
+            # The planner's own programs need neither NCCL nor XLA: they are checked all the same.
+            names = sorted({f"sm_{gpu['compute_cap'].replace('.', '')}" for gpu in machine.gpus()})
+            commands = program_commands(_cuda_build.find_nvcc(), None, names, setting.folder)
+            failed = [str(error)]
+            facts: dict[str, object] = {}
+        else:
+            commands = program_commands(toolchain.nvcc, toolchain.nccl_include, toolchain.architectures, setting.folder)
+            failed = []
+            facts = {"architectures": toolchain.architectures, **toolchain.versions()}
+            jobs["library"] = pool.submit(_timed, _cuda_build.build, toolchain)
+        jobs |= {name: pool.submit(_timed, run, command) for name, command in commands.items()}
+    failed += [str(job.exception()) for job in jobs.values() if job.exception() is not None]
+    if failed:
+        raise RuntimeError("\n".join(failed))
+    return {"seconds": {name: job.result() for name, job in jobs.items()}, **facts}
 
 
 def program_commands(
-    nvcc: Path, nccl_include: Path, architectures: Sequence[str], folder: Path
+    nvcc: Path, nccl_include: Path | None, architectures: Sequence[str], folder: Path
 ) -> dict[str, list[str | Path]]:
-    """What compiles each program of tools/gpu into `folder`."""
-    sources = {
+    """What compiles each program of tools/gpu into `folder`; without NCCL's headers, those that need none."""
+    sources: dict[str, list[str | Path]] = {
         "plan_check": ["plan_check.cc", "problem_file.cc", "plan_runner_cuda.cu", ROOT / "xla_ffi/plan/plan.cu"],
         "copies": ["copies.cu"],
-        "ranks_on_one_gpu": [
-            "ranks_on_one_gpu.cu",
-            *(ROOT / "xla_ffi" / name for name in ("transfer/transfer.cu", "transport/group.cc")),
-            ROOT / "xla_ffi/transport/nccl_api.cc",
-        ],
     }
-    flags = ["-std=c++17", "-O3", "-lineinfo", "-cudart=static", f"-I{ROOT}", "-isystem", nccl_include]
+    flags: list[str | Path] = ["-std=c++17", "-O3", "-lineinfo", "-cudart=static", f"-I{ROOT}"]
+    if nccl_include is not None:
+        flags += ["-isystem", nccl_include]
+        names = ("transfer/transfer.cu", "transport/group.cc", "transport/nccl_api.cc")
+        sources["ranks_on_one_gpu"] = ["ranks_on_one_gpu.cu", *(ROOT / "xla_ffi" / name for name in names)]
     flags += [f"-gencode=arch={name.replace('sm_', 'compute_')},code={name}" for name in architectures]
     return {
         name: [nvcc, *flags, *(PROGRAMS / path for path in paths), "-ldl", "-lpthread", "-o", folder / name]
@@ -84,7 +100,7 @@ def program_commands(
     }
 
 
-def _timed(work, *arguments):  # noqa: ANN001, ANN002, ANN202
+def _timed(work: Callable[..., object], *arguments: object) -> float:
     start = time.monotonic()
-    result = work(*arguments)
-    return result, round(time.monotonic() - start, 1)
+    work(*arguments)
+    return round(time.monotonic() - start, 1)

@@ -30,11 +30,13 @@ class Setting:
       folder: where checks leave what later ones need.
       dry_run: the machine has no GPU: do what a CPU can.
       plant: name of the check that is to find a fault that it plants itself; "" for none.
+      nccl_include: folder of NCCL's headers, where the installed ones are too old; "" for those.
     """
 
     folder: Path
     dry_run: bool
     plant: str
+    nccl_include: str = ""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -85,11 +87,13 @@ def _run(check: Check, setting: Setting, left_s: float) -> Result:
     start = time.monotonic()
     answer = setting.folder / f"{check.name}.json"
     answer.unlink(missing_ok=True)
+    # -P: an installed package in `site` comes before the checkout, where the process starts.
     environment = [f"PYTHONPATH={setting.folder / 'site'}:{ROOT}", *check.environment]
     if setting.dry_run:
         environment.append("JAX_PLATFORMS=cpu")
-    command = ["env", *environment, sys.executable, "-m", "tools.gpu_check.runner"]
+    command = ["env", *environment, sys.executable, "-P", "-m", "tools.gpu_check.runner"]
     command += [check.entry, str(answer), str(setting.folder), str(int(setting.dry_run)), setting.plant]
+    command.append(setting.nccl_include)
     log = setting.folder / f"{check.name}.log"
     with log.open("w") as output:
         # A new session, so that what a check started is stopped with it.
@@ -123,10 +127,10 @@ def _answer(entry: str, setting: Setting) -> dict[str, object]:
 
 def main() -> None:
     """Runs one check in this process; any error but a skip ends it."""
-    entry, answer, folder, dry_run, plant = sys.argv[1:]
+    entry, answer, folder, dry_run, plant, nccl_include = sys.argv[1:]
     # By the name under which the checks know it, or their SkippedError would be another class.
     runner = importlib.import_module("tools.gpu_check.runner")
-    setting = runner.Setting(Path(folder), bool(int(dry_run)), plant)
+    setting = runner.Setting(Path(folder), bool(int(dry_run)), plant, nccl_include)
     try:
         Path(answer).write_text(json.dumps(runner._answer(entry, setting)))
     except Exception:  # noqa: BLE001  whatever it was ends the process

@@ -7,7 +7,7 @@ from pathlib import Path
 from tools.gpu_check import problems
 from tools.gpu_check.runner import Setting, SkippedError
 
-EVERY = 29
+EVERY = 61
 """Of the small problems; a prime, so that the sample goes through cases, options and kinds of demand."""
 _ERROR_STATUS = 9
 
