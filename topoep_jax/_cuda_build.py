@@ -330,7 +330,7 @@ def _lock(folder: Path) -> Iterator[None]:
 
 def _run(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    result = subprocess.run(words, capture_output=True, text=True, check=False)
+    result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
     if result.returncode:
         raise BuildError(f"{' '.join(words)}\nfailed ({result.returncode}):\n{result.stdout}{result.stderr}")
     return result
