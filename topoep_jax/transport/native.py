@@ -119,7 +119,7 @@ class Library:
             ids,
             _pointer(lsa_sizes),
         )
-        return int(lsa_sizes.min())
+        return int(lsa_sizes.min(initial=np.iinfo(np.int32).max))  # a process may drive none of the ranks
 
     def destroy(self, group: int, local: Sequence[LocalRank]) -> None:
         """See Native."""
