@@ -3,11 +3,13 @@
 #   make setup | train | test | test-full | test-cuda | lint | bench | kernel-table | mutants | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
+#   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
 #   ARGS="--steps=300"  passed on by train, test, test-full, bench and mutants
 
 PYTHON :=
 VENV := .venv
 ARGS :=
+EXTRA :=
 PY := $(VENV)/bin/python
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
@@ -16,7 +18,7 @@ CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -
 .PHONY: setup train test test-full test-cuda lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:
 
-setup: $(VENV)/.native
+setup: $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
 
 train: setup
 	$(PY) -m train.pretrain $(ARGS)
@@ -29,7 +31,7 @@ test-full: setup
 	$(PY) -m pytest -m full $(ARGS)
 
 # The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
-test-cuda: setup $(VENV)/.cuda
+test-cuda: setup $(VENV)/.extra-cuda-aot
 	$(PY) -m pytest --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
 
 lint: setup
@@ -44,7 +46,7 @@ bench: setup
 	  echo "== $$bench"; $(PY) -m tests.bench.$$bench $(ARGS) || exit 1; done
 
 # docs/kernels.md
-kernel-table: $(VENV)/.cuda
+kernel-table: $(VENV)/.extra-cuda-aot
 	@rm -rf build/cuda
 	for arch in sm_90 sm_100; do $(PY) topoep_jax/_cuda_build.py --arch $$arch --out build/cuda/$$arch || exit 1; done
 	$(PY) tools/kernel_table.py build/cuda/*
@@ -77,9 +79,9 @@ $(VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 	@$(PIP) -r $@.txt
 	@touch $@
 
-$(VENV)/.cuda: $(VENV)/.requirements
-	@echo "== CUDA compiler, NCCL headers and JAX's plugin"
-	@$(PY) -c "$$REQUIREMENTS" cuda-aot > $@.txt
+$(VENV)/.extra-%: $(VENV)/.requirements
+	@echo "== packages of the extra $*"
+	@$(PY) -c "$$REQUIREMENTS" $* > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 

@@ -15,6 +15,7 @@ class FakeDevice:
     id: int
     process_index: int
     slice_index: int | None = None
+    platform: str = "cpu"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,6 +106,8 @@ def test_slices_count_where_they_tell_devices_apart():
     all_in_one = mesh_of([0, 0, 1, 1], slices=[0, 0, 0, 0])
     assert Topology.from_mesh(all_in_one).domain_of_rank == (0, 0, 1, 1)
     assert Topology.from_mesh(all_in_one, group_by="slice").num_domains == 1
+    gpus = np.vectorize(lambda device: dataclasses.replace(device, platform="gpu"), otypes=[object])(all_in_one.devices)
+    assert Topology.from_mesh(FakeMesh(gpus, ("ep",))).num_domains == 1  # two processes share a node
     half_known = mesh_of([0, 0, 1, 1], slices=[0, 1, None, None])
     assert Topology.from_mesh(half_known).domain_of_rank == (0, 0, 1, 1)
 

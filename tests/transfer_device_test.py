@@ -12,10 +12,11 @@ from topoep_jax import Topology
 from topoep_jax._compat import vary_like
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.transfer import device_pull, device_push
-from topoep_jax.transport import Group
+from topoep_jax.transport import Group, LayerSizes, group_sizes
 
 COST = CostModel(1000, 1, 0, inter_fs_per_byte=20_000, intra_fs_per_byte=5_000, pulls="striped")
-GROUP = Group("ep", 7, "device", Topology((0, 0, 1, 1)), None)
+TOPOLOGY = Topology((0, 0, 1, 1))
+GROUP = Group("ep", 7, "device", TOPOLOGY, group_sizes([LayerSizes(2, 3, 96, "striped")], TOPOLOGY))
 
 
 def transfers(mains, slot_expert):
@@ -75,6 +76,10 @@ EPOCH = jnp.zeros(1, jnp.int32)
     [
         (lambda: device_pull(MAINS, PLAN[:2], EPOCH, GROUP, COST), r"must be \[Em, D\] and \[R, N\] with R=4"),
         (lambda: device_pull(MAINS, PLAN[:, :0], EPOCH, GROUP, COST), "at least one slot"),
+        (
+            lambda: device_pull(jnp.zeros((2, 40), jnp.float32), PLAN, EPOCH, GROUP, COST),
+            r"192 bytes for mains, .* float32\[2, 40\], 3 slots and pulls='striped' needs 320: .* with dtype=float32",
+        ),
         (
             lambda: device_pull(MAINS, PLAN, EPOCH[0], GROUP, COST),
             r"expected int32 \(1,\)",

@@ -129,6 +129,9 @@ def _backward(config: LayerConfig, axis_name: str, inputs: _Inputs, grad: jax.Ar
     sums = _over_windows(config, layout, instances, order.shape[0], serve, zeros)
     mains = _send_home(config, axis_name, inputs, sums, turn)
     x_grad = sum_over_experts(sums.tokens, place, inputs.x.shape[0])
+    if config.num_slots and _kernels(config, axis_name) is not None:
+        # The next layer's pull must not overtake this push on one rank alone: kernels wait for their peers in turn.
+        x_grad, mains = lax.optimization_barrier((x_grad, mains))
     weight_grad = sums.weights[place].reshape(inputs.weight.shape)
     return x_grad, weight_grad, mains.astype(inputs.params.dtype), None, None, None, None
 

@@ -78,7 +78,7 @@ class Topology:
           axis: the expert-parallel axis.
           group_by: "slice" takes each device's slice index (one scale-up island on platforms that report it), "process"
             its process index (right where one process drives all devices of a node). None takes "slice" where every
-            device reports one and they differ, else "process".
+            device reports one and they differ or are GPUs, else "process".
 
         Raises:
           ValueError: no such axis, an unknown `group_by`, or groups of the mesh's other axes that see different domains
@@ -103,7 +103,9 @@ def _island(device: jax.Device, group_by: str | None, devices: np.ndarray) -> in
         raise ValueError(f"group_by={group_by!r} must be 'slice', 'process' or None")
     if group_by is None:
         slices = {getattr(d, "slice_index", None) for d in devices.flat}
-        group_by = "slice" if None not in slices and len(slices) > 1 else "process"
+        # On GPUs a slice is a host, also where every GPU has a process of its own.
+        on_gpus = all(d.platform == "gpu" for d in devices.flat)
+        group_by = "slice" if None not in slices and (on_gpus or len(slices) > 1) else "process"
     if group_by == "slice":
         index = getattr(device, "slice_index", None)
         if index is None:

@@ -12,7 +12,7 @@ import numpy as np
 from topoep_jax._compat import vary_like
 from topoep_jax._native import PULL_IDS
 from topoep_jax.plan.cost import CostModel
-from topoep_jax.transport import Group
+from topoep_jax.transport import Group, LayerSizes, group_sizes
 
 
 def device_pull(
@@ -34,6 +34,7 @@ def device_pull(
       ValueError: shapes that do not fit each other or the group, or a group without kernels.
     """
     _check(mains, slot_expert, group)
+    _check_windows(mains, slot_expert.shape[1], group, cost.pulls)
     slots = jax.ShapeDtypeStruct((slot_expert.shape[1], mains.shape[1]), mains.dtype)
     call = jax.ffi.ffi_call(
         "topoep_pull", (slots, _epoch_like(epoch)), has_side_effect=True, input_output_aliases={2: 1}
@@ -101,3 +102,17 @@ def _check(mains: jax.Array, slot_expert: jax.Array, group: Group) -> None:
             f"an expert array {mains.shape} and slot_expert {slot_expert.shape} must be [Em, D] and [R, N] with"
             f" R={ranks} ranks of the group and at least one slot"
         )
+
+
+def _check_windows(mains: jax.Array, num_slots: int, group: Group, pulls: str) -> None:
+    """The group's windows may have been made for other layers, or for a narrower dtype."""
+    layer = LayerSizes(mains.shape[0], num_slots, mains.shape[1] * mains.dtype.itemsize, pulls)
+    needed = group_sizes([layer], group.topology)
+    for name in ("mains", "slots", "stripes"):
+        there, wanted = getattr(group.sizes, name), getattr(needed, name)
+        if wanted > there:
+            raise ValueError(
+                f"the group of axis {group.axis!r} has {there} bytes for {name}, and a layer with parameters"
+                f" {mains.dtype}{list(mains.shape)}, {num_slots} slots and pulls={pulls!r} needs {wanted}: name the"
+                f" config of that layer in topoep_jax.transport.init, with dtype={mains.dtype} or a wider one"
+            )

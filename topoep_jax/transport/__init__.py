@@ -8,6 +8,7 @@ from topoep_jax.transport.device import init as init
 from topoep_jax.transport.device import shutdown as shutdown
 from topoep_jax.transport.sizes import GroupSizes as GroupSizes
 from topoep_jax.transport.sizes import LayerSizes as LayerSizes
+from topoep_jax.transport.sizes import group_sizes as group_sizes
 from topoep_jax.transport.xla import Segments as Segments
 from topoep_jax.transport.xla import exchange as exchange
 from topoep_jax.transport.xla_options import XlaOptions as XlaOptions

@@ -109,7 +109,7 @@ def init(
     configs: LayerConfig | Sequence[LayerConfig] = (),
     sizes: LayerSizes | Sequence[LayerSizes] = (),
     topology: Topology | None = None,
-    dtype: DTypeLike = jnp.bfloat16,
+    dtype: DTypeLike = jnp.float32,
     staging_bytes: int = STAGING_BYTES,
     timeout_s: float = TIMEOUT_S,
     require: bool = False,
@@ -127,7 +127,8 @@ def init(
       configs: the layers that will use the group; windows fit the largest.
       sizes: further layers, by their sizes alone.
       topology: domains of the ranks; by default those of `configs`, else `Topology.from_mesh(mesh, axis)`.
-      dtype: in which parameters travel: the dtype of the layers' tokens.
+      dtype: the widest in which parameters travel, which is that of a layer's tokens; windows for bfloat16 are half as
+        large as for float32.
       staging_bytes: of the buffer in which replica gradients arrive.
       timeout_s: how long a kernel waits for a peer before it gives up; see `failure`.
       require: raise instead of taking lax collectives.

@@ -73,7 +73,8 @@ ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& 
       !std::equal(needed.schedules.begin(), needed.schedules.end(), made.schedules.begin(), std::not_fn(larger))) {
     return Refuse(target, "a layer with " + std::to_string(layer.mains_per_rank) + " mains and " +
                               std::to_string(layer.num_slots) + " slots of " + std::to_string(layer.expert_bytes) +
-                              " bytes does not fit the group: name its LayerConfig in transport.init");
+                              " bytes does not fit the group: name its LayerConfig, and the dtype of its tokens, in "
+                              "transport.init");
   }
   return ffi::Error::Success();
 }
