@@ -107,7 +107,7 @@ TEST(TransferTest, EverythingArrives) {
 TEST(TransferTest, WithoutReplicasNothingMoves) {
   for (const Gets gets : {Gets::kNone, Gets::kAll}) {
     TransferCase c;
-    c.domain_of_rank = {0, 0, 1, 1};
+    c.domain_of_rank = std::vector<int32_t>{0, 0, 1, 1};
     c.occupied = 0;
     c.gets = gets;
     TransferRun<> run(c);
@@ -134,7 +134,7 @@ TEST(TransferTest, AStoppedRankIsAnError) {
   int32_t named = 0;
   for (int64_t calls = 0; calls < 400; calls += 13) {
     TransferCase c;
-    c.domain_of_rank = {0, 0, 1, 1, 1};
+    c.domain_of_rank = std::vector<int32_t>{0, 0, 1, 1, 1};
     c.gets = calls % 2 == 0 ? Gets::kDomain : Gets::kAll;
     c.epochs = 1000;
     c.occupied = 1;
