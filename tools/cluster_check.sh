@@ -13,7 +13,10 @@ nodes=()
 if [[ -n ${SLURM_NNODES:-} && -n ${SLURM_NODEID:-} ]]; then
   nodes=(--nodes "$SLURM_NNODES" --node "$SLURM_NODEID")
 fi
-for python in ${PYTHON:+"$PYTHON"} python3 python3.12 .venv312/bin/python .venv/bin/python; do
+if [[ -n ${PYTHON:-} ]]; then
+  exec "$PYTHON" -m tools.cluster_check "${nodes[@]}" "$@"
+fi
+for python in python3 python3.12 .venv312/bin/python .venv/bin/python; do
   if "$python" -c "import sys, topoep_jax; sys.exit(sys.version_info < (3, 11))" 2>/dev/null; then
     exec "$python" -m tools.cluster_check "${nodes[@]}" "$@"
   fi

@@ -6,7 +6,10 @@
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
-for python in ${PYTHON:+"$PYTHON"} python3 python3.12 .venv312/bin/python .venv/bin/python; do
+if [[ -n ${PYTHON:-} ]]; then
+  exec "$PYTHON" -m tools.gpu_check "$@"
+fi
+for python in python3 python3.12 .venv312/bin/python .venv/bin/python; do
   if "$python" -c "import sys, jax, numpy; sys.exit(sys.version_info < (3, 11))" 2>/dev/null; then
     exec "$python" -m tools.gpu_check "$@"
   fi

@@ -21,7 +21,7 @@ from pathlib import Path
 from tools.cluster_check.cluster import Cluster
 from tools.gpu_check import machine
 from tools.gpu_check.__main__ import tell
-from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks
+from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks, verdict
 
 CHECKS = (
     Check("bring_up", "tools.cluster_check.transfers:bring_up", 300),
@@ -76,7 +76,7 @@ def main() -> int:
             path = ROOT / "results/cluster" / f"{started:%Y%m%d_%H%M}_{size}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(json.dumps(report, indent=1) + "\n")
-        print(path)
+        print(f"{path}: {verdict(results)}")
     return 1 if any(result.status == FAILED for result in results) else 0
 
 

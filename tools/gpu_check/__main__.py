@@ -17,7 +17,7 @@ import time
 from pathlib import Path
 
 from tools.gpu_check import machine
-from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks
+from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks, verdict
 
 GRAPHS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL,WHILE --xla_gpu_graph_min_graph_size=1"
 
@@ -81,7 +81,7 @@ def main() -> int:
         path = ROOT / "results/gpu" / f"{started:%Y%m%d_%H%M}_{name}.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(report, indent=1) + "\n")
-    print(path)
+    print(f"{path}: {verdict(results)}")
     return 1 if any(result.status == FAILED for result in results) else 0
 
 
