@@ -14,7 +14,8 @@
 //                     bytes of the peer's window `from` -> own window `to`. Positions and bytes are multiples of 16
 //   Put(peer, source, to, to_at, bytes)
 //                     own memory -> the peer's window `to`. `to_at` is a multiple of 16; `source` (any own memory) and
-//                     `bytes` may be odd. A fabric whose NIC reads only windows sends through its window kBounce
+//                     `bytes` may be odd. A fabric whose NIC reads only windows sends through its window kBounce, of
+//                     which each worker has one part: two calls of a rank must not run at the same time
 //   Copy(target, source, bytes)
 //                     inside own memory, at any address
 //   Flush()           ends what this worker started: what it got or copied is there, for itself and for who learns of

@@ -21,7 +21,8 @@
 //
 // No byte of a window is written twice in a call (each byte of a replica is received once), and none is read before the
 // signal that says it is there. A window changes again in the next call only after step 1; the next call of a rank
-// starts when all its workers have left this one, which covers its own reads in step 5. Pushes use another window.
+// starts when all its workers have left this one, which covers its own reads in step 5. Pushes use another window, but
+// their puts may share the fabric's kBounce with ours: a pull and a push of one rank must not run at the same time.
 //
 // A worker brings the same part of every slot's row, whatever the slices, so that step 5 reads only what the worker
 // itself got, or what a putter's signal announced.

@@ -6,8 +6,9 @@
 //      k % 2 of the owner's staging, flushes, arrives; the last worker signals kPushed(e, k + 1) to these owners.
 //   A(k). an owner waits for kPushed(e, k + 1) of its holders, adds the staged rows, arrives; the last worker signals
 //      kCredit(e, k + 3): half k % 2 is free again.
+//   E. after the last piece: arrive; the last worker counts the call.
 //
-// No deadlock: in the order 0, S(0), A(0), S(1), A(1), .. each wait is for a signal given at the end of an earlier
+// No deadlock: in the order 0, S(0), A(0), S(1), A(1), .., E each wait is for a signal given at the end of an earlier
 // step: S(k) waits for step 0 or for A(k - 2) of the owner, A(k) for S(k) of the holders.
 //
 // A half is written by S(k) only after all workers of the owner have read it in A(k - 2), and in S(0), S(1) only after

@@ -18,7 +18,9 @@
 //   results    main_grads float32 [Em, D], operand 1 aliased; epoch int32 [1], operand 3 aliased, plus one
 //   attributes group int64
 //
-// `epoch` only orders the calls of a program; the epochs of the protocol are the group's own. A group that is missing,
+// `epoch` is no epoch of the protocol, which are the group's own: it only makes one call depend on another by data
+// (topoep_jax/pipeline.py: `turn`, from the pull of a backward pass to its push). docs/device.md, section 6, says what
+// orders the other calls. slot_expert is not checked: all ranks must pass the same legal plan. A group that is missing,
 // closed, of another size or made for compilation only is FailedPrecondition, and says which and what to do. A shape
 // that does not fit the group's windows is InvalidArgument.
 
@@ -35,7 +37,7 @@
 
 namespace topoep {
 
-// The int32 [1] that orders calls: `next` becomes `current` plus one. They may be one.
+// The int32 [1] by which one call may depend on another: `next` becomes `current` plus one. They may be one.
 struct EpochToken {
   const int32_t* current;
   int32_t* next;

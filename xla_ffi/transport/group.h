@@ -1,6 +1,7 @@
 // The communicator of one rank, its windows and what its kernels keep between calls. Made by an explicit call outside
 // of any program, in two phases: Prepare() allocates and may fail on one rank alone; Connect() is collective, so
-// callers first agree that every rank has prepared. Handlers look groups up and never make them.
+// callers first agree that every rank has prepared. A rank that fails or dies inside Connect() leaves the others in the
+// next of NCCL's collective calls there, which have no deadline. Handlers look groups up and never make them.
 
 #ifndef TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
 #define TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_

@@ -17,7 +17,7 @@
 
 namespace topoep {
 
-// Working memory beside the windows, one of each so that a pull and a push may be under way together.
+// Working memory beside the windows, of its own for each kind of call; the next of a kind follows in stream order.
 enum Schedule : int32_t { kPullSchedule, kPushSchedule, kNumSchedules };
 
 struct GroupSizes {
