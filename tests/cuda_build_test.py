@@ -231,14 +231,32 @@ ptxas info    : Function properties for _ZN6topoep4PushEPi
 ptxas info    : Used 26 registers, used 0 barriers
 """
 
+PTX = """
+.extern .shared .align 128 .b8 _ZN6topoep6sharedE[];
+.visible .entry _ZN6topoep12_GLOBAL__N_14PullILi4EEEvPi(
+.param .u64 a
+)
+.maxntid 256, 1, 1
+{
+mov.u32 %r1, _ZN6topoep6sharedE;
+}
+.entry _ZN6topoep4PushEPi(
+.param .u64 a
+)
+{
+ret;
+}
+"""
+
 
 def test_the_kernel_table_tells_what_spills(tmp_path: Path) -> None:
     log = tmp_path / "transfer.log"
     log.write_text(LOG.format(stores=4))
+    (tmp_path / "transfer.sm_90.ptx").write_text(PTX)
     rows = kernel_table.kernels([tmp_path])
     assert rows == [
-        kernel_table.Kernel("topoep::Pull<4>", "sm_90", 80, 152, 20, 32, 128),
-        kernel_table.Kernel("topoep::Push", "sm_90", 26, 0, 0, 0, 0),
+        kernel_table.Kernel("topoep::Pull<4>", "sm_90", 256, 80, 152, 20, 32, 128, kernel_table.DYNAMIC_SHARED),
+        kernel_table.Kernel("topoep::Push", "sm_90", 0, 26, 0, 0, 0, 0, 0),
     ]
     text = kernel_table.render(rows, "13.0.88")
     assert kernel_table.read(text) == rows and not kernel_table.faults(rows, kernel_table.read(text))
@@ -248,3 +266,18 @@ def test_the_kernel_table_tells_what_spills(tmp_path: Path) -> None:
     log.write_text(LOG.format(stores=12))
     [fault] = kernel_table.faults(kernel_table.kernels([tmp_path]), rows)
     assert "spills 28 + 32 bytes (stores + loads), and 20 + 32 in the table" in fault
+
+
+def test_the_kernel_table_knows_the_ring_of_bulk_copies() -> None:
+    """On the host, where only the layout of its memory means something."""
+    source = f"""
+#include <cstddef>
+#define __device__
+static struct {{ int x; }} threadIdx;
+size_t __cvta_generic_to_shared(const void*);
+size_t __cvta_generic_to_global(const void*);
+#include "xla_ffi/transfer/bulk_ring.cuh"
+static_assert(sizeof(topoep::BulkRing::Memory) == {kernel_table.DYNAMIC_SHARED}, "");
+"""
+    command = ["c++", "-std=c++17", "-fsyntax-only", "-x", "c++", "-I", str(Path(__file__).parent.parent), "-"]
+    subprocess.run(command, input=source, text=True, check=True, timeout=60)

@@ -4,7 +4,10 @@
     python tools/kernel_table.py build/cuda/*            # writes the table
     python tools/kernel_table.py build/cuda/* --check    # fails where a kernel spills more, or is new
 
-The numbers are ptxas' own (-Xptxas -v). Registers may move with the compiler; a kernel that starts to spill is a fault.
+Registers, stack, spills and static shared memory are what ptxas reports (-Xptxas -v), threads per block the launch
+bound in the PTX beside. How much dynamic shared memory a launch asks for stands in no output of the compiler; the PTX
+tells which kernels take it, and tests/cuda_build_test.py that the number here is the source's. Registers may move with
+the compiler; a kernel that starts to spill is a fault.
 """
 
 import argparse
@@ -19,18 +22,45 @@ TABLE = Path(__file__).resolve().parent.parent / "docs/kernels.md"
 HEADER = """\
 # Registers, stack and shared memory of each kernel
 
-Written by `make kernel-table`, from what ptxas reports; CI fails when a kernel spills more than here, or is missing.
-Bytes are per thread, but shared memory (the static part) is per block; the spills of the functions that a kernel calls
-are its own. Compiled with nvcc {nvcc}. Nothing here was run.
+Written by `make kernel-table`, from what the compiler reports. CI fails when a kernel spills more than here, when a new
+one is not here, or when one that is here is no longer built. Compiled with nvcc {nvcc}; CI builds with no other
+version. Nothing here was run.
+
+- Registers, stack and spills are per thread, shared memory is per block; all but registers are bytes. To a kernel's own
+  spills those of the functions that it calls are added.
+- Threads are the launch bound, which every launch uses in full. It caps the registers: 65536 of a multiprocessor, over
+  512 threads, are 128 for each; over 256 threads 255 are allowed.
+- Dynamic shared memory is the ring of bulk copies: `sizeof(BulkRing::Memory)` of `xla_ffi/transfer/bulk_ring.cuh`.
+  A multiprocessor of these GPUs has 228 KiB, so at most two such blocks share one.
+- **Why the planner's kernels spill**: a block of 512 threads makes a whole candidate plan. Its stages are functions
+  that are called, not inlined (`TOPOEP_STAGE`), and share 128 registers a thread with what their callers keep over
+  the call; the larger stages need more. Fewer threads would have more registers each, and share every step among
+  fewer. What the spills cost has not been measured.
 
 """
-COLUMNS = ("kernel", "arch", "registers", "stack", "spill stores", "spill loads", "shared")
+COLUMNS = (
+    "kernel",
+    "arch",
+    "threads",
+    "registers",
+    "stack",
+    "spill stores",
+    "spill loads",
+    "static shared",
+    "dynamic shared",
+)
+
+DYNAMIC_SHARED = 98432
+"""Bytes of `BulkRing::Memory`, which every launch of a kernel with dynamic shared memory asks for."""
 
 _ENTRY = re.compile(r"Compiling entry function '(\S+)' for '(\w+)'\n")
 _SPILLS = re.compile(r"(\d+) bytes spill stores, (\d+) bytes spill loads")
 _REGISTERS = re.compile(r"Used (\d+) registers")
 _STACK = re.compile(r"(\d+) bytes cumulative stack size")
 _SHARED = re.compile(r"(\d+) bytes smem")
+_PTX_ENTRY = re.compile(r"^\s*(?:\.visible\s+)?\.entry\s+(\w+)\(", re.MULTILINE)
+_PTX_THREADS = re.compile(r"^\s*\.maxntid\s+(\d+)", re.MULTILINE)
+_PTX_DYNAMIC = re.compile(r"^\s*\.extern\s+\.shared\b.*\s(\w+)\[\];", re.MULTILINE)
 
 
 @dataclasses.dataclass(frozen=True, order=True)
@@ -39,33 +69,53 @@ class Kernel:
 
     name: str
     arch: str
+    threads: int
+    """Per block; 0 where the source has no launch bound."""
     registers: int
     stack: int
     spill_stores: int
     spill_loads: int
-    shared: int
+    static_shared: int
+    dynamic_shared: int
 
 
 def kernels(folders: list[Path]) -> list[Kernel]:
-    """Of the .log files in `folders`, sorted by name."""
+    """Of the .log and .ptx files in `folders`, sorted by name."""
     found = []
-    for log in sorted(log for folder in folders for log in folder.glob("*.log")):
-        # [text before, symbol, architecture, text up to the next, ..]
-        parts = _ENTRY.split(log.read_text())[1:]
-        found += zip(parts[::3], parts[1::3], parts[2::3], strict=True)
-    names = demangled([symbol for symbol, _, _ in found])
-    return sorted(kernel(name, arch, report) for name, (_, arch, report) in zip(names, found, strict=True))
+    for folder in folders:
+        launches = {symbol: launch for ptx in sorted(folder.glob("*.ptx")) for symbol, launch in _launches(ptx).items()}
+        for log in sorted(folder.glob("*.log")):
+            # [text before, symbol, architecture, text up to the next, ..]
+            parts = _ENTRY.split(log.read_text())[1:]
+            for symbol, arch, report in zip(parts[::3], parts[1::3], parts[2::3], strict=True):
+                found.append((symbol, arch, report, launches.get(symbol, (0, 0))))
+    names = demangled([symbol for symbol, *_ in found])
+    return sorted(kernel(name, *rest) for name, (_, *rest) in zip(names, found, strict=True))
 
 
-def kernel(name: str, arch: str, report: str) -> Kernel:
-    """From ptxas' lines about a kernel and the functions that it calls, whose spills are added up."""
+def _launches(ptx: Path) -> dict[str, tuple[int, int]]:
+    """For each kernel in a file of PTX: threads per block, and bytes of dynamic shared memory."""
+    text = ptx.read_text()
+    dynamic = _PTX_DYNAMIC.findall(text)
+    # [text before, symbol, text up to the next, ..]
+    parts = _PTX_ENTRY.split(text)[1:]
+    launches = {}
+    for symbol, body in zip(parts[::2], parts[1::2], strict=True):
+        threads = _PTX_THREADS.search(body)
+        takes = any(re.search(rf"\b{name}\b", body) for name in dynamic)
+        launches[symbol] = (int(threads[1]) if threads else 0, DYNAMIC_SHARED if takes else 0)
+    return launches
+
+
+def kernel(name: str, arch: str, report: str, launch: tuple[int, int]) -> Kernel:
+    """From ptxas' lines about a kernel and the functions that it calls, whose spills are added up; and its launch."""
     spills = [tuple(map(int, pair)) for pair in _SPILLS.findall(report)]
     stores, loads = map(sum, zip(*spills, strict=True))
     registers, stack, shared = (
         int(match[1]) if match else 0
         for match in (_REGISTERS.search(report), _STACK.search(report), _SHARED.search(report))
     )
-    return Kernel(name, arch, registers, stack, stores, loads, shared)
+    return Kernel(name, arch, launch[0], registers, stack, stores, loads, shared, launch[1])
 
 
 def demangled(symbols: list[str]) -> list[str]:
@@ -80,7 +130,7 @@ def demangled(symbols: list[str]) -> list[str]:
 
 def render(rows: list[Kernel], nvcc: str) -> str:
     """The table as Markdown; `nvcc` is the compiler's version."""
-    lines = [COLUMNS, ("---", "---", *["---:"] * 5)]
+    lines = [COLUMNS, ("---", "---", *["---:"] * (len(COLUMNS) - 2))]
     lines += [(f"`{row.name}`", *map(str, dataclasses.astuple(row)[1:])) for row in rows]
     return HEADER.format(nvcc=nvcc) + "".join(f"| {' | '.join(line)} |\n" for line in lines)
 
