@@ -156,7 +156,7 @@ TEST(BlockTeamTest, GivesWhatOneLaneGives) {
       c.keys.push_back(kind == 0  ? kNoKey
                        : kind < 4 ? draw(-2, 2)
                        : kind < 7 ? draw(0, 1) * (int64_t{1} << 40) - draw(0, 3)
-                                  : draw(-1, 1) << 32);
+                                  : draw(-1, 1) * (int64_t{1} << 32));
     }
     Result expected = Empty(c);
     SerialTeam one;
