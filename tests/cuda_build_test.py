@@ -1,6 +1,9 @@
 """The CUDA library's build, with a compiler that only keeps a journal: what is found, compiled, kept and said."""
 
 import concurrent.futures
+import errno
+import functools
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -17,15 +20,22 @@ if "--version" in args:
     sys.exit(print("Cuda compilation tools, release 13.0, V{version}"))
 out = pathlib.Path(args[args.index("-o") + 1])
 with open({journal!r}, "a") as journal:
-    journal.write(" ".join(args) + chr(10))
+    journal.write(chr(9).join(args) + chr(10))
 if "-c" in args:
     source = pathlib.Path(args[args.index("-c") + 1])
     if "broken" in source.read_text():
         sys.exit("a.cu(1): error: broken is undefined")
+    if "lost" in source.read_text():
+        sys.exit(0)
     if "doubtful" in source.read_text():
         print("a.cu(1): warning #177-D: doubtful was never referenced")
     pathlib.Path(args[args.index("--keep-dir") + 1], "a.ptx").write_text(".version 9.0\\n.target sm_90\\n")
     time.sleep(0.2)
+else:
+    [script] = [word.split("=")[2] for word in args if word.startswith("-Xlinker=--version-script=")]
+    for piece in script.replace(",", " ").split():
+        if "Topoep" not in pathlib.Path(piece).read_text():
+            sys.exit("ld: a script without our names")
 out.write_text("built")
 """
 
@@ -85,13 +95,19 @@ class Workshop:
         """Folder of the library, and the sources that were compiled for it."""
         self.journal.write_text("")
         folder = _cuda_build.build(self.find(*architectures, strict=strict))
-        compiled = [line.split() for line in self.journal.read_text().splitlines() if " -c " in line]
-        return folder, {Path(words[words.index("-c") + 1]).name for words in compiled}
+        return folder, {Path(source).name for source in self.compiled()}
+
+    def compiled(self) -> list[str]:
+        """The sources in the compiler's journal."""
+        lines = [line.split("\t") for line in self.journal.read_text().splitlines()]
+        return [words[words.index("-c") + 1] for words in lines if "-c" in words]
 
 
 @pytest.fixture
 def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
-    return Workshop(tmp_path, monkeypatch)
+    folder = tmp_path / "a b"  # the linker sees paths in pieces
+    folder.mkdir()
+    return Workshop(folder, monkeypatch)
 
 
 ALL = {"solver.cc", "plan.cu", "transfer.cu"}
@@ -159,7 +175,7 @@ def test_builds_take_turns(workshop: Workshop) -> None:
     with concurrent.futures.ThreadPoolExecutor(4) as pool:
         folders = set(pool.map(lambda _: _cuda_build.build(toolchain), range(4)))
     assert len(folders) == 1
-    assert len([line for line in workshop.journal.read_text().splitlines() if " -c " in line]) == len(ALL)
+    assert len(workshop.compiled()) == len(ALL)
 
 
 def test_what_is_missing_or_too_old_is_named(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -181,11 +197,75 @@ def test_what_is_missing_or_too_old_is_named(workshop: Workshop, monkeypatch: py
     monkeypatch.setattr(_cuda_build, "_nvidia_folders", list)
     with pytest.raises(_cuda_build.BuildError, match=r"no nvcc: install nvidia-cuda-nvcc, nvidia-cuda-cccl"):
         workshop.find()
-    _cuda.load.cache_clear()
-    with pytest.raises(ImportError, match="CUDA library: no nvcc: install"):
-        _cuda.load()
     with pytest.raises(_cuda_build.BuildError, match="no NCCL headers"):
         _cuda_build._find_nccl()
+
+
+def test_a_compiler_that_does_not_start_or_makes_nothing(workshop: Workshop) -> None:
+    workshop.write({"xla_ffi/plan/plan.cu": "lost"})
+    with pytest.raises(_cuda_build.BuildError, match=r"(?s)nvcc .*plan\.cu.*says it did well, but made no .*built\.o"):
+        workshop.build()
+    toolchain = workshop.find()
+    (workshop.folder / "cuda/bin/nvcc").chmod(0o644)
+    with pytest.raises(
+        _cuda_build.BuildError, match=r"bin/nvcc does not start \(.*Permission denied.*: install nvidia"
+    ):
+        _cuda_build.build(toolchain)
+
+
+def no_locks(*args: object) -> None:
+    raise OSError(errno.ENOSYS, os.strerror(errno.ENOSYS))
+
+
+def test_a_cache_that_cannot_be_used_is_named(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    advice = "set TOPOEP_CUDA_CACHE to a folder on a local disk that can be written"
+    with monkeypatch.context() as patch:
+        patch.setattr(_cuda_build.fcntl, "flock", no_locks)
+        with pytest.raises(_cuda_build.BuildError, match=rf"a b/cache cannot be used \(.*not implemented.*{advice}"):
+            workshop.build()
+    monkeypatch.setenv("TOPOEP_CUDA_CACHE", str(workshop.journal / "below a file"))
+    with pytest.raises(_cuda_build.BuildError, match=rf"below a file cannot be used .*{advice}"):
+        workshop.build()
+    options = ["--xla-include", str(workshop.folder / "xla"), "--nccl-include", str(workshop.folder / "nccl")]
+    monkeypatch.setattr(sys, "argv", ["_cuda_build", *options])
+    with pytest.raises(SystemExit, match=f"^error: the CUDA library's cache .*{advice}"):
+        _cuda_build.main()
+    monkeypatch.setenv("TOPOEP_CUDA_CACHE", str(workshop.folder / "cache"))
+    monkeypatch.setattr(sys, "argv", ["_cuda_build", *options, "--out", str(workshop.journal / "below a file")])
+    with pytest.raises(SystemExit, match=r"^error: .*below a file"):
+        _cuda_build.main()
+    monkeypatch.delenv("TOPOEP_CUDA_CACHE")
+    monkeypatch.delenv("XDG_CACHE_HOME", raising=False)
+    monkeypatch.setattr(_cuda_build.Path, "home", homeless)
+    with pytest.raises(_cuda_build.BuildError, match=rf"Could not determine home directory.*{advice}"):
+        workshop.build()
+
+
+def homeless() -> Path:
+    raise RuntimeError("Could not determine home directory.")
+
+
+def test_a_cache_may_be_named_from_where_one_stands(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(workshop.folder)
+    monkeypatch.setenv("TOPOEP_CUDA_CACHE", "near")
+    monkeypatch.setenv("CUDA_HOME", "cuda")
+    folder, compiled = workshop.build()
+    assert compiled == ALL and (folder / _cuda_build.LIBRARY).is_file() and folder.is_relative_to(workshop.folder)
+
+
+def test_a_build_that_failed_is_not_tried_again(workshop: Workshop, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(_cuda, "_load", functools.cache(_cuda._load.__wrapped__))  # the session's library stays
+    tries = []
+
+    def find() -> _cuda_build.Toolchain:
+        tries.append("find")
+        raise _cuda_build.BuildError("no nvcc: install something")
+
+    monkeypatch.setattr(_cuda_build, "find", find)
+    for _ in range(2):
+        with pytest.raises(ImportError, match=r"(?s)CUDA library: no nvcc: install something.*start it anew"):
+            _cuda.load()
+    assert tries == ["find"]
 
 
 @pytest.mark.parametrize(

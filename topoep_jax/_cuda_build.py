@@ -34,6 +34,8 @@ DEFAULT_ARCHITECTURE = "sm_90"
 OLDEST_NVCC = (12, 4)
 OLDEST_NCCL = (2, 32, 3)
 
+_SET_CACHE = "set TOPOEP_CUDA_CACHE to a folder on a local disk that can be written"
+
 PACKAGES = "nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-nccl-cu13 (the extra topoep_jax[cuda13] has them)"
 
 # The handlers and the functions that Python calls; everything else stays inside, apart from `_xla_ffi` and the plugin.
@@ -116,14 +118,14 @@ def find_nvcc() -> Path:
     if home:
         if not (Path(home) / "bin/nvcc").is_file():
             raise BuildError(f"no bin/nvcc in CUDA_HOME={home}: unset it, or point it to a CUDA toolkit")
-        return Path(home) / "bin/nvcc"
+        return Path(home).absolute() / "bin/nvcc"
     for folder in _nvidia_folders():
         for nvcc in sorted(folder.glob("cu[0-9]*/bin/nvcc"), reverse=True):
             return nvcc
     on_path = shutil.which("nvcc")
     if on_path is None:
         raise BuildError(f"no nvcc: install {PACKAGES}, or point CUDA_HOME to a toolkit of CUDA 12.4 or newer")
-    return Path(on_path)
+    return Path(on_path).absolute()
 
 
 @functools.cache
@@ -142,11 +144,19 @@ def nccl_version(include: Path) -> tuple[int, ...]:
 
 
 def cache_folder() -> Path:
-    """Where libraries, objects, PTX and the assembler's reports are kept."""
+    """Where libraries, objects, PTX and the assembler's reports are kept.
+
+    Raises:
+      BuildError: if nothing names a folder, and this user has no home.
+    """
     named = os.environ.get("TOPOEP_CUDA_CACHE")
     if named:
-        return Path(named)
-    return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "topoep_jax"
+        return Path(named).absolute()
+    try:
+        user = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    except RuntimeError as error:
+        raise BuildError(f"no place for the CUDA library ({error}): {_SET_CACHE}") from error
+    return user.absolute() / "topoep_jax"
 
 
 def build(toolchain: Toolchain) -> Path:
@@ -155,20 +165,25 @@ def build(toolchain: Toolchain) -> Path:
     What is already in the cache is not built again. Processes take turns.
 
     Raises:
-      BuildError: if a source does not compile or the library does not link; the message holds the compiler's output.
+      BuildError: if a source does not compile or the library does not link (the message holds the compiler's output),
+        or if the cache cannot be used.
     """
-    folder = _build(toolchain)
-    warnings = [line for log in folder.glob("*.log") for line in _WARNING.findall(log.read_text())]
+    lists, root = _sources()
+    sources = [source for source in lists["SHARED_SRCS"] + lists["CUDA_SRCS"] if not source.endswith(".h")]
+    keys = {source: _key(source, root, toolchain) for source in sources}
+    cache = cache_folder()
+    try:
+        folder = _build(keys, root, toolchain, cache)
+        warnings = [line for log in folder.glob("*.log") for line in _WARNING.findall(log.read_text())]
+    except OSError as error:  # a compiler that does not start is a BuildError of its own
+        raise BuildError(f"the CUDA library's cache {cache} cannot be used ({error}): {_SET_CACHE}") from error
     if toolchain.strict and warnings:
         raise BuildError("\n".join(["the compiler warns:", *warnings]))
     return folder
 
 
-def _build(toolchain: Toolchain) -> Path:
-    lists, root = _sources()
-    sources = [source for source in lists["SHARED_SRCS"] + lists["CUDA_SRCS"] if not source.endswith(".h")]
-    keys = {source: _key(source, root, toolchain) for source in sources}
-    cache = cache_folder()
+def _build(keys: dict[str, str], root: Path, toolchain: Toolchain, cache: Path) -> Path:
+    """`build` of the sources in `keys`, with what each object depends on as a digest."""
     folder = cache / "cuda" / _digest(LIBRARY, *_LINK_FLAGS, _EXPORTS, *keys.values())
     if (folder / LIBRARY).is_file():
         return folder
@@ -177,7 +192,7 @@ def _build(toolchain: Toolchain) -> Path:
             return folder
         objects = cache / "objects"
         objects.mkdir(exist_ok=True)
-        missing = [source for source in sources if not (objects / f"{keys[source]}.o").is_file()]
+        missing = [source for source, key in keys.items() if not (objects / f"{key}.o").is_file()]
         if missing:
             _log.info("building the CUDA library with %s: %s", toolchain.nvcc, ", ".join(missing))
 
@@ -218,7 +233,7 @@ def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch:
     if toolchain.strict:
         command.append("-Werror=all-warnings")
     # The PTX is what the assembler saw, so it is kept rather than made again.
-    result = _run([*command, "--keep", "--keep-dir", scratch])
+    result = _run([*command, "--keep", "--keep-dir", scratch], makes=built)
     stem.with_suffix(".log").write_text(result.stdout + result.stderr)
     for ptx in scratch.glob("*.ptx"):
         target = re.search(r"^\.target\s+(\w+)", ptx.read_text(), re.MULTILINE)
@@ -230,7 +245,9 @@ def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch:
 def _link(toolchain: Toolchain, objects: Sequence[Path], folder: Path) -> None:
     exports = folder / "exports"
     exports.write_text(_EXPORTS)
-    _run([toolchain.nvcc, *_LINK_FLAGS, f"-Xlinker=--version-script={exports}", "-o", folder / LIBRARY, *objects])
+    # In the folder, since nvcc hands the linker a path with a space in pieces.
+    command = [toolchain.nvcc, *_LINK_FLAGS, f"-Xlinker=--version-script={exports.name}", "-o", LIBRARY, *objects]
+    _run(command, makes=folder / LIBRARY, cwd=folder)
     exports.unlink()
 
 
@@ -328,11 +345,17 @@ def _lock(folder: Path) -> Iterator[None]:
         yield
 
 
-def _run(command: Sequence[str | Path]) -> subprocess.CompletedProcess[str]:
+def _run(
+    command: Sequence[str | Path], *, makes: Path | None = None, cwd: Path | None = None
+) -> subprocess.CompletedProcess[str]:
     words = [str(word) for word in command]
-    result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False)
-    if result.returncode:
-        raise BuildError(f"{' '.join(words)}\nfailed ({result.returncode}):\n{result.stdout}{result.stderr}")
+    try:
+        result = subprocess.run(words, capture_output=True, text=True, errors="replace", check=False, cwd=cwd)
+    except OSError as error:
+        raise BuildError(f"{words[0]} does not start ({error}): install {PACKAGES}, or set CUDA_HOME") from error
+    if result.returncode or (makes is not None and not makes.is_file()):
+        failed = f"failed ({result.returncode})" if result.returncode else f"says it did well, but made no {makes}"
+        raise BuildError(f"{' '.join(words)}\n{failed}:\n{result.stdout}{result.stderr}")
     return result
 
 
@@ -361,10 +384,10 @@ def main() -> None:
     try:
         toolchain = find(args.arch, nccl_include=args.nccl_include, xla_include=args.xla_include, strict=args.strict)
         folder = build(toolchain)
-    except BuildError as error:
+        if args.out:
+            folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
+    except (BuildError, OSError) as error:
         sys.exit(f"error: {error}")
-    if args.out:
-        folder = Path(shutil.copytree(folder, args.out, dirs_exist_ok=True))
     _log.info("%s: %s, %s", folder / LIBRARY, " ".join(toolchain.architectures), toolchain.versions())
 
 
