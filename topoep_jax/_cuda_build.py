@@ -246,8 +246,8 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], folder: Path) -> None:
     exports = folder / "exports"
     exports.write_text(_EXPORTS)
     # In the folder, since nvcc hands the linker a path with a space in pieces.
-    command = [toolchain.nvcc, *_LINK_FLAGS, f"-Xlinker=--version-script={exports.name}", "-o", LIBRARY, *objects]
-    _run(command, makes=folder / LIBRARY, cwd=folder)
+    words = [*_LINK_FLAGS, f"-Xlinker=--version-script={exports.name}", "-o", LIBRARY]
+    _run([toolchain.nvcc, *words, *objects], makes=folder / LIBRARY, cwd=folder)
     exports.unlink()
 
 
