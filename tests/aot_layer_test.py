@@ -1,5 +1,6 @@
 """The MoE layer's GPU program with the kernels that nvcc built, compiled ahead of time: its calls, and their order."""
 
+import re
 from collections.abc import Iterator
 
 import jax
@@ -7,7 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.aot import Compiler, Program
+from tests.aot import Compiler, Instruction, Program
 from topoep_jax import transport
 from topoep_jax.config import LayerConfig
 from topoep_jax.moe import init_params, moe_layer
@@ -34,24 +35,46 @@ def mesh(aot: Compiler) -> Iterator[jax.sharding.Mesh]:
     transport.shutdown("ep")
 
 
-def program(aot: Compiler, mesh: jax.sharding.Mesh, *, backward: bool) -> Program:
-    def loss(params: dict, x: jax.Array) -> jax.Array:
-        def on_rank(params: dict, x: jax.Array) -> jax.Array:
-            return moe_layer(params, x, axis_name="ep", config=CONFIG)[0]
+def program(aot: Compiler, mesh: jax.sharding.Mesh, *, backward: bool, layers: int = 1, remat: bool = False) -> Program:
+    def on_rank(params: dict, x: jax.Array) -> jax.Array:
+        return moe_layer(params, x, axis_name="ep", config=CONFIG)[0]
 
-        specs = ({"w": P("ep"), "router": P()}, P("ep"))
-        y = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P("ep"), check_vma=False)(params, x)
-        return jnp.square(y.astype(jnp.float32)).sum()
+    specs = ({"w": P("ep"), "router": P()}, P("ep"))
+    layer = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P("ep"), check_vma=False)
+    layer = jax.checkpoint(layer) if remat else layer
+
+    def loss(params: list[dict], x: jax.Array) -> jax.Array:
+        for own in params:
+            x = x + layer(own, x)
+        return jnp.square(x.astype(jnp.float32)).sum()
 
     shapes = jax.eval_shape(lambda: init_params(jax.random.key(0), CONFIG, jnp.bfloat16))
     spec = {"w": P("ep"), "router": P()}
-    params = {name: aot.struct(value.shape, value.dtype, mesh, spec[name]) for name, value in shapes.items()}
+    params = [{name: aot.struct(value.shape, value.dtype, mesh, spec[name]) for name, value in shapes.items()}] * layers
     x = aot.struct((HOSTS * GPUS * TOKENS, CONFIG.hidden), jnp.bfloat16, mesh, P("ep"))
     return aot.compile(jax.grad(loss, (0, 1)) if backward else loss, params, x)
 
 
-def place(entry: list, target: str) -> list[int]:
+def place(entry: list[Instruction], target: str) -> list[int]:
     return [i for i, instruction in enumerate(entry) if instruction.target == target]
+
+
+def transfers_in_order(entry: list[Instruction]) -> list[str]:
+    """Targets of the pulls and pushes, each of which depends by data on the one before; fails if one does not.
+
+    What XLA's scheduler makes of the program then cannot differ between ranks where it matters.
+    """
+    needs: dict[str, set[str]] = {}  # transfers that an instruction depends on, in any number of steps
+    order = []
+    for instruction in entry:
+        operands = re.findall(r"%([\w.-]+)", instruction.text.partition(" = ")[2])
+        before = set().union(*(needs.get(name, set()) | ({name} & set(order)) for name in operands))
+        needs[instruction.name] = before
+        if instruction.target in ("topoep_pull", "topoep_push"):
+            assert before == set(order), f"{instruction.name} does not wait for {set(order) - before}"
+            order.append(instruction.name)
+    targets = {instruction.name: instruction.target for instruction in entry}
+    return [targets[name] for name in order]
 
 
 def test_forward_plans_then_pulls(aot: Compiler, mesh: jax.sharding.Mesh) -> None:
@@ -61,8 +84,9 @@ def test_forward_plans_then_pulls(aot: Compiler, mesh: jax.sharding.Mesh) -> Non
     assert not place(entry, "topoep_push")
 
 
-def test_backward_pulls_again_and_pushes_once(aot: Compiler, mesh: jax.sharding.Mesh) -> None:
-    entry = program(aot, mesh, backward=True).entry()
-    [plan], pulls, [push] = place(entry, "topoep_plan"), place(entry, "topoep_pull"), place(entry, "topoep_push")
-    assert len(pulls) == 2
-    assert plan < pulls[0] < pulls[1] < push
+@pytest.mark.parametrize("remat", [False, True])
+def test_all_transfers_of_two_layers_follow_each_other_by_data(
+    aot: Compiler, mesh: jax.sharding.Mesh, remat: bool
+) -> None:
+    made = transfers_in_order(program(aot, mesh, backward=True, layers=2, remat=remat).entry())
+    assert made == ["topoep_pull"] * 3 + ["topoep_push", "topoep_pull", "topoep_push"]

@@ -4,11 +4,13 @@ import re
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 import pytest
+from flax import nnx
 from jax.sharding import AbstractMesh, AxisType
 from jax.sharding import PartitionSpec as P
 
-from topoep_jax import Topology
+from topoep_jax import MoE, Topology, transport
 from topoep_jax._compat import vary_like
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.transfer import device_pull, device_push
@@ -25,7 +27,7 @@ def transfers(mains, slot_expert):
     slots, epoch = device_pull(mains, slot_expert, first, GROUP, COST)
     again, epoch = device_pull(mains, slot_expert, epoch, GROUP, COST)
     grads = (slots + again).astype(jnp.float32)
-    sums, epoch = device_push(grads, mains.astype(jnp.float32), slot_expert, epoch, GROUP)
+    sums, epoch, _ = device_push(grads, mains.astype(jnp.float32), slot_expert, epoch, mains, GROUP)
     return sums, epoch
 
 
@@ -51,17 +53,19 @@ def test_calls_of_a_cuda_program(check_vma):
         for attribute in ("group = 7", "pulls = 2", "expert_bytes = 1000", "inter_fs_per_byte = 20000"):
             assert attribute in call
         assert "domain_of_rank = dense<[0, 0, 1, 1]> : tensor<4xi32>" in call
-        assert "has_side_effect = true" in call
+        assert "has_side_effect = true" not in call  # jax.checkpoint refuses it on jax 0.10
         assert "output_tuple_indices = [1], operand_index = 2" in call
         assert "(tensor<2x24xbf16>, tensor<4x3xi32>, tensor<1xi32>) -> (tensor<3x24xbf16>, tensor<1xi32>)" in call
     assert "group = 7" in pushes[0]
     assert "output_tuple_indices = [0], operand_index = 1" in pushes[0]
     assert "output_tuple_indices = [1], operand_index = 3" in pushes[0]
+    assert "output_tuple_indices = [2], operand_index = 4" in pushes[0]
+    assert "domain_of_rank = dense<[0, 0, 1, 1]> : tensor<4xi32>" in pushes[0]
     # Each call takes the epoch of the one before.
     operands, results = [], []
     for call in (*pulls, *pushes):
-        result, arguments = re.search(r"(%\w+):2 = .*?@topoep_\w+\(([^)]*)\)", call).groups()
-        operands.append(arguments.split(", ")[-1])
+        result, arguments = re.search(r"(%\w+):[23] = .*?@topoep_\w+\(([^)]*)\)", call).groups()
+        operands.append(arguments.split(", ")[3 if "topoep_push" in call else 2])
         results.append(f"{result}#1")
     assert operands[1:] == results[:-1]
 
@@ -84,9 +88,9 @@ EPOCH = jnp.zeros(1, jnp.int32)
             lambda: device_pull(MAINS, PLAN, EPOCH[0], GROUP, COST),
             r"expected int32 \(1,\)",
         ),
-        (lambda: device_push(MAINS, MAINS, PLAN, EPOCH, GROUP), r"slot_grads have shape \(2, 8\)"),
+        (lambda: device_push(MAINS, MAINS, PLAN, EPOCH, MAINS, GROUP), r"slot_grads have shape \(2, 8\)"),
         (
-            lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, EPOCH, GROUP),
+            lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, EPOCH, MAINS, GROUP),
             "added in float32, not in bfloat16",
         ),
         (
@@ -98,3 +102,25 @@ EPOCH = jnp.zeros(1, jnp.int32)
 def test_bad_calls_are_refused(call, message):
     with pytest.raises(ValueError, match=message):
         call()
+
+
+def test_a_module_takes_the_group_that_is_there_now():
+    mesh = jax.sharding.Mesh(np.array(jax.devices()[:4]), ("ep",))
+    layer = MoE(8, 4, 8, 2, mesh=mesh, topology=TOPOLOGY, transport="device", rngs=nnx.Rngs(0))
+    graph, state = nnx.split(layer)
+
+    def number_in_the_program() -> str:
+        # A new function, for JAX keeps what it has traced.
+        program = jax.jit(lambda state, x: nnx.merge(graph, state)(x)[0])
+        text = program.trace(state, jnp.zeros((16, 8))).lower(lowering_platforms=("cuda",)).as_text()
+        [call] = calls(text, "topoep_pull")
+        return re.search(r"group = (\d+)", call)[1]
+
+    numbers = []
+    for _ in range(2):
+        group = transport.init(mesh, "ep", configs=layer.config, compile_only=True)
+        numbers.append((str(group.ident), number_in_the_program()))
+        transport.shutdown("ep")
+    assert numbers[0][0] == numbers[0][1] != numbers[1][0] == numbers[1][1]
+    with pytest.raises(ValueError, match=r"no transport .* call topoep_jax.transport.init\(mesh, 'ep'\)"):
+        number_in_the_program()

@@ -18,6 +18,7 @@ from topoep_jax.plan import Hardware, Status
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 from topoep_jax.routing import Forced, as_expert_idx
 from topoep_jax.topology import Topology
+from topoep_jax.transport import Group, group
 
 
 class CorrectionBias(nnx.Variable):
@@ -195,7 +196,9 @@ def _apply_on_mesh(
             f" {(*data_axes, axis)}: pad them and pass mask=, false on the padding"
         )
     index = {"layer": jnp.asarray(layer, jnp.int32), "step": jnp.asarray(step, jnp.int32)}
-    y, metrics = _sharded_layer(params, x, mask, replay, index, config, mesh, axis, data_axes)
+    # The traced layer holds its group's number, and the next group of the axis has another one.
+    made = group(axis) if config.transport == "device" and config.num_slots else None
+    y, metrics = _sharded_layer(params, x, mask, replay, index, config, mesh, axis, data_axes, made)
     if not isinstance(metrics.status, jax.core.Tracer) and int(metrics.status) & Status.BAD_INPUT:
         raise ValueError(
             "the router's logits hold NaN or +inf (or disable every expert of a token, or the correction bias is not"
@@ -205,7 +208,7 @@ def _apply_on_mesh(
     return y, metrics
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8))
+@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
 def _sharded_layer(
     params: Params,
     x: jax.Array,
@@ -216,8 +219,12 @@ def _sharded_layer(
     mesh: Mesh,
     axis: str,
     data_axes: tuple[str, ...],
+    made: Group | None,
 ) -> tuple[jax.Array, MoEMetrics]:
-    """The layer under shard_map. Jitted, since eager shard_map runs one operation at a time."""
+    """The layer under shard_map, traced anew for each group `made` for the axis.
+
+    Jitted, since eager shard_map runs one operation at a time.
+    """
     groups = (*data_axes, axis)
     explicit = jax.sharding.AxisType.Explicit in mesh.axis_types
 

@@ -72,7 +72,7 @@ def planned_experts(
 def _forward(config: LayerConfig, axis_name: str, inputs: _Inputs) -> jax.Array:
     gate_up, down = packed_matrices(config.hidden, config.ffn)
     layout, order, place = _prepare(config, axis_name, inputs)
-    instances, _ = _gather_instances(config, axis_name, inputs)
+    instances, _ = _gather_instances(config, axis_name, inputs, inputs.x)
     tokens = inputs.x[order // config.top_k]
     weights = inputs.weight.reshape(-1)[order]
 
@@ -98,7 +98,7 @@ def _backward(config: LayerConfig, axis_name: str, inputs: _Inputs, grad: jax.Ar
     inputs, grad = lax.optimization_barrier((inputs, grad))
     gate_up, down = packed_matrices(config.hidden, config.ffn)
     layout, order, place = _prepare(config, axis_name, inputs)
-    instances, turn = _gather_instances(config, axis_name, inputs)
+    instances, turn = _gather_instances(config, axis_name, inputs, grad)
     tokens, token_grads = inputs.x[order // config.top_k], grad[order // config.top_k]
     weights = inputs.weight.reshape(-1)[order]
 
@@ -127,11 +127,8 @@ def _backward(config: LayerConfig, axis_name: str, inputs: _Inputs, grad: jax.Ar
         slots=vary_like(jnp.zeros((config.num_slots, inputs.params.shape[1]), jnp.float32), inputs.params),
     )
     sums = _over_windows(config, layout, instances, order.shape[0], serve, zeros)
-    mains = _send_home(config, axis_name, inputs, sums, turn)
     x_grad = sum_over_experts(sums.tokens, place, inputs.x.shape[0])
-    if config.num_slots and _kernels(config, axis_name) is not None:
-        # The next layer's pull must not overtake this push on one rank alone: kernels wait for their peers in turn.
-        x_grad, mains = lax.optimization_barrier((x_grad, mains))
+    mains, x_grad = _send_home(config, axis_name, inputs, sums, x_grad, turn)
     weight_grad = sums.weights[place].reshape(inputs.weight.shape)
     return x_grad, weight_grad, mains.astype(inputs.params.dtype), None, None, None, None
 
@@ -147,9 +144,14 @@ def _prepare(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Layo
     return layout, *send_order(inputs.expert_idx, config.num_experts)
 
 
-def _gather_instances(config: LayerConfig, axis_name: str, inputs: _Inputs) -> tuple[Instances, jax.Array]:
-    """Parameters of all instances, those of replicas pulled, and the turn of the next transfer after them."""
-    turn = vary_like(jnp.zeros((1,), jnp.int32), inputs.params)
+def _gather_instances(
+    config: LayerConfig, axis_name: str, inputs: _Inputs, after: jax.Array
+) -> tuple[Instances, jax.Array]:
+    """Parameters of all instances, those of replicas pulled, and the turn of the next transfer.
+
+    Kernels of the device transport follow what `after` comes from, which holds the transfers before them.
+    """
+    turn = _turn(after)
     mains = inputs.params.astype(inputs.x.dtype)
     if not config.num_slots:
         return Instances(mains, None), turn
@@ -160,14 +162,23 @@ def _gather_instances(config: LayerConfig, axis_name: str, inputs: _Inputs) -> t
     return Instances(mains, slots), turn
 
 
-def _send_home(config: LayerConfig, axis_name: str, inputs: _Inputs, sums: _Gradients, turn: jax.Array) -> jax.Array:
-    """Gradients of the mains with those of their replicas added."""
+def _send_home(
+    config: LayerConfig, axis_name: str, inputs: _Inputs, sums: _Gradients, x_grad: jax.Array, turn: jax.Array
+) -> tuple[jax.Array, jax.Array]:
+    """Gradients of the mains with those of their replicas added; and `x_grad`, from which later transfers follow."""
     if not config.num_slots:
-        return sums.mains
+        return sums.mains, x_grad
     kernels = _kernels(config, axis_name)
     if kernels is None:
-        return push(sums.slots, sums.mains, inputs.slot_expert, axis_name)
-    return device_push(sums.slots, sums.mains, inputs.slot_expert, turn, kernels)[0]
+        return push(sums.slots, sums.mains, inputs.slot_expert, axis_name), x_grad
+    mains, _, x_grad = device_push(sums.slots, sums.mains, inputs.slot_expert, turn, x_grad, kernels)
+    return mains, x_grad
+
+
+def _turn(array: jax.Array) -> jax.Array:
+    """An int32 [1] that comes from `array` in a way that no compiler can shorten; its value means nothing."""
+    first = lax.slice(array, (0,) * array.ndim, (1,) * array.ndim).reshape(1)
+    return lax.bitcast_convert_type(first.astype(jnp.float32), jnp.int32)
 
 
 def _kernels(config: LayerConfig, axis_name: str) -> Group | None:

@@ -1,8 +1,10 @@
 """Replica transfer by our own kernels: `pull` and `push` of `transfer.api` as two FFI calls on CUDA.
 
-The kernels wait for each other across ranks, so all ranks must run a program's calls in one order. `epoch`, an int32
-[1] that every call takes and returns, is a data dependency from each call to the next; the protocol's own counters are
-the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
+The kernels wait for each other across ranks, so all ranks must run a program's calls in one order, whatever XLA's
+scheduler does. Data dependencies see to that: `epoch`, an int32 [1] of any value, comes from what must be over before
+the call, and `carried` goes on to what must wait for it. (Optimization barriers would not do: XLA drops them before it
+schedules.) So the calls need no side effect of their own, which `jax.checkpoint` refuses on jax 0.10. The protocol's
+own counters are the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
 """
 
 import jax
@@ -23,7 +25,7 @@ def device_pull(
     Args:
       mains: [Em, D] this rank's experts.
       slot_expert: int32 [R, N] of the plan, -1 where empty.
-      epoch: int32 [1] from the call before this one; any value in a program's first.
+      epoch: int32 [1] of any value, from the call before this one.
       group: of `transport.init`, of kind "device".
       cost: the layer's; `cost.pulls` and its rates say by which schedule.
 
@@ -36,15 +38,13 @@ def device_pull(
     _check(mains, slot_expert, group)
     _check_windows(mains, slot_expert.shape[1], group, cost.pulls)
     slots = jax.ShapeDtypeStruct((slot_expert.shape[1], mains.shape[1]), mains.dtype)
-    call = jax.ffi.ffi_call(
-        "topoep_pull", (slots, _epoch_like(epoch)), has_side_effect=True, input_output_aliases={2: 1}
-    )
+    call = jax.ffi.ffi_call("topoep_pull", (slots, _epoch_like(epoch)), input_output_aliases={2: 1})
     results = call(
         mains,
         slot_expert,
         epoch,
         group=group.ident,
-        domain_of_rank=np.array(group.topology.domain_of_rank, np.int32),
+        **_topology(group),
         pulls=PULL_IDS[cost.pulls],
         expert_bytes=cost.expert_bytes,
         inter_fs_per_byte=cost.inter_fs_per_byte,
@@ -54,19 +54,25 @@ def device_pull(
 
 
 def device_push(
-    slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, epoch: jax.Array, group: Group
-) -> tuple[jax.Array, jax.Array]:
+    slot_grads: jax.Array,
+    main_grads: jax.Array,
+    slot_expert: jax.Array,
+    epoch: jax.Array,
+    carried: jax.Array,
+    group: Group,
+) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Sends replica gradients to their main ranks and adds them there, in ascending (rank, slot), in f32.
 
     Args:
       slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not read.
       main_grads: f32 [Em, D] gradients of this rank's mains.
       slot_expert: int32 [R, N] of the plan.
-      epoch: int32 [1] from the call before this one; any value in a program's first.
+      epoch: int32 [1] of any value, from the call before this one.
+      carried: any array; later calls that depend on what is returned of it follow this one on every rank.
       group: of `transport.init`, of kind "device".
 
     Returns:
-      (f32 [Em, D], epoch): `main_grads`, in its own memory, with the gradients of all replicas added.
+      (f32 [Em, D], epoch, carried): `main_grads`, in its own memory, with the gradients of all replicas added.
 
     Raises:
       ValueError: as in `device_pull`, or gradients that are not f32.
@@ -80,9 +86,17 @@ def device_push(
         raise ValueError(f"gradients are added in float32, not in {slot_grads.dtype} and {main_grads.dtype}")
     sums = jax.ShapeDtypeStruct(main_grads.shape, jnp.float32)
     call = jax.ffi.ffi_call(
-        "topoep_push", (sums, _epoch_like(epoch)), has_side_effect=True, input_output_aliases={1: 0, 3: 1}
+        "topoep_push",
+        (sums, _epoch_like(epoch), jax.ShapeDtypeStruct(carried.shape, carried.dtype)),
+        input_output_aliases={1: 0, 3: 1, 4: 2},
     )
-    return vary_like(tuple(call(slot_grads, main_grads, slot_expert, epoch, group=group.ident)), main_grads)
+    results = call(slot_grads, main_grads, slot_expert, epoch, carried, group=group.ident, **_topology(group))
+    added, epoch, carried = vary_like(tuple(results), main_grads)
+    return added, epoch, carried
+
+
+def _topology(group: Group) -> dict[str, np.ndarray]:
+    return {"domain_of_rank": np.array(group.topology.domain_of_rank, np.int32)}
 
 
 def _epoch_like(epoch: jax.Array) -> jax.ShapeDtypeStruct:

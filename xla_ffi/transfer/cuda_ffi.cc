@@ -64,6 +64,14 @@ ffi::Error CheckShapes(const char* target, const Group& group, Dimensions mains,
                     " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(group.options().num_ranks()));
 }
 
+ffi::Error CheckTopology(const char* target, const Group& group, Int32Attribute domain_of_rank) {
+  const auto& domains = group.options().domain_of_rank;
+  if (std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
+    return ffi::Error::Success();
+  }
+  return Refuse(target, "domain_of_rank is not the group's: the layer and transport.init must be given one topology");
+}
+
 // Whether the layer fits what the group was made for.
 ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& layer) {
   const GroupSizes& made = group.options().sizes;
@@ -89,11 +97,8 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
   if (group == nullptr) return error;
   error = CheckShapes(kTarget, *group, mains.dimensions(), slots->dimensions(), slot_expert.dimensions());
   if (error.failure()) return error;
-  const auto& domains = group->options().domain_of_rank;
-  if (!std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
-    return Refuse(kTarget, "domain_of_rank is not that of group " + std::to_string(id) +
-                               ": the layer and transport.init must be given the same topology");
-  }
+  error = CheckTopology(kTarget, *group, domain_of_rank);
+  if (error.failure()) return error;
   // The planner's own bounds are tighter; these only keep the sums of prices within 64 bits.
   const double most = 1e18 / (static_cast<double>(slot_expert.element_count()) * std::max<int64_t>(expert_bytes, 1));
   if (pulls < 0 || pulls > static_cast<int64_t>(Pulls::kBest) || expert_bytes < 0 || inter_fs_per_byte < 0 ||
@@ -117,14 +122,18 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
 }
 
 ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats main_grads, Int32s slot_expert,
-                Int32s epoch, ffi::Result<Floats> sums, ffi::Result<Int32s> next_epoch, int64_t id) {
+                Int32s epoch, ffi::AnyBuffer carried, ffi::Result<Floats> sums, ffi::Result<Int32s> next_epoch,
+                ffi::Result<ffi::AnyBuffer> carried_on, int64_t id, Int32Attribute domain_of_rank) {
   constexpr char kTarget[] = "topoep_push";
   ffi::Error error = ffi::Error::Success();
   const std::shared_ptr<Group> group = Find(kTarget, id, device, &error);
   if (group == nullptr) return error;
   error = CheckShapes(kTarget, *group, main_grads.dimensions(), slot_grads.dimensions(), slot_expert.dimensions());
   if (error.failure()) return error;
+  error = CheckTopology(kTarget, *group, domain_of_rank);
+  if (error.failure()) return error;
   if (sums->typed_data() != main_grads.typed_data()) return Refuse(kTarget, "result 0 must alias operand 1");
+  if (carried_on->untyped_data() != carried.untyped_data()) return Refuse(kTarget, "result 2 must alias operand 4");
   LayerShape layer{static_cast<int32_t>(main_grads.dimensions()[0]), static_cast<int32_t>(slot_grads.dimensions()[0]),
                    0, Pulls::kDirect};
   error = CheckSizes(kTarget, *group, layer);
@@ -164,10 +173,13 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPushCuda, topoep::Push,
                               xla::ffi::Ffi::Bind()
                                   .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
                                   .Ctx<xla::ffi::DeviceOrdinal>()
-                                  .Arg<topoep::Floats>()  // slot_grads
-                                  .Arg<topoep::Floats>()  // main_grads
-                                  .Arg<topoep::Int32s>()  // slot_expert
-                                  .Arg<topoep::Int32s>()  // epoch
-                                  .Ret<topoep::Floats>()  // main_grads
-                                  .Ret<topoep::Int32s>()  // epoch
-                                  .Attr<int64_t>("group"));
+                                  .Arg<topoep::Floats>()       // slot_grads
+                                  .Arg<topoep::Floats>()       // main_grads
+                                  .Arg<topoep::Int32s>()       // slot_expert
+                                  .Arg<topoep::Int32s>()       // epoch
+                                  .Arg<xla::ffi::AnyBuffer>()  // carried
+                                  .Ret<topoep::Floats>()       // main_grads
+                                  .Ret<topoep::Int32s>()       // epoch
+                                  .Ret<xla::ffi::AnyBuffer>()  // carried
+                                  .Attr<int64_t>("group")
+                                  .Attr<topoep::Int32Attribute>("domain_of_rank"));

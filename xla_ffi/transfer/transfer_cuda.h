@@ -14,13 +14,14 @@
 //                                     the planner's prices, from which Pulls::kBest chooses as the planner did
 //
 // TopoepPushCuda, target "topoep_push":
-//   operands   slot_grads float32 [N, D]; main_grads float32 [Em, D]; slot_expert int32 [R, N]; epoch int32 [1]
-//   results    main_grads float32 [Em, D], operand 1 aliased; epoch int32 [1], operand 3 aliased, plus one
-//   attributes group int64
+//   operands   slot_grads float32 [N, D]; main_grads float32 [Em, D]; slot_expert int32 [R, N]; epoch int32 [1];
+//              carried, any array
+//   results    main_grads float32 [Em, D], operand 1 aliased; epoch int32 [1], operand 3 aliased, plus one; carried,
+//              operand 4 aliased and untouched
+//   attributes group int64, domain_of_rank int32 [R] as for a pull
 //
-// `epoch` is no epoch of the protocol, which are the group's own: it only makes one call depend on another by data
-// (topoep_jax/pipeline.py: `turn`, from the pull of a backward pass to its push). docs/device.md, section 6, says what
-// orders the other calls. slot_expert is not checked: all ranks must pass the same legal plan. A group that is missing,
+// `epoch` is no epoch of the protocol, which are the group's own: it and `carried` only make calls depend on each other
+// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). slot_expert is not checked: all ranks must pass the same legal plan. A group that is missing,
 // closed, of another size or made for compilation only is FailedPrecondition, and says which and what to do. A shape
 // that does not fit the group's windows is InvalidArgument.
 
