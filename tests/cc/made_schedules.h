@@ -55,7 +55,7 @@ struct MadeSchedules {
       rows.push_back({push.slots[i].owner, push.slots[i].index, push.slots[i].piece});
     }
     for (int32_t i = 0; i < push.replicas_of[push.rank]; ++i) {
-      rows.push_back({push.replicas[i].rank, push.replicas[i].main});
+      rows.push_back({push.replicas[i].main, push.replicas[i].first, push.replicas[i].next});
     }
     return rows;
   }

@@ -287,6 +287,8 @@ Settings Parse(int argc, char** argv) {
       s.epochs < 0 || s.workers < 1 || s.pulls < 0 || s.pulls > 3) {
     Die("an argument is out of range");
   }
+  // The first trap ends the context that all ranks share, before others could leave their records.
+  if (s.stop && s.ranks != 2) Die("--stop needs --ranks 2");
   return s;
 }
 

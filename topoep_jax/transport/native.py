@@ -46,8 +46,11 @@ class Native(Protocol):
         """Joins the local ranks to their communicators; returns the number of neighbouring ranks that share memory."""
         ...
 
-    def destroy(self, group: int, local: Sequence[LocalRank]) -> None:
-        """Frees what `prepare` and `connect` made."""
+    def destroy(self, group: int, local: Sequence[LocalRank], everywhere: bool = True) -> None:
+        """Frees what `prepare` and `connect` made.
+
+        Every process must do it if all had connected, which `everywhere` says; else none waits for another.
+        """
         ...
 
     def failure(self, group: int, device: int) -> tuple[int, int, int] | None:
@@ -121,11 +124,13 @@ class Library:
         )
         return int(lsa_sizes.min(initial=np.iinfo(np.int32).max))  # a process may drive none of the ranks
 
-    def destroy(self, group: int, local: Sequence[LocalRank]) -> None:
+    def destroy(self, group: int, local: Sequence[LocalRank], everywhere: bool = True) -> None:
         """See Native."""
         function = self._library.topoep_group_destroy
         function.restype = None
-        function(ctypes.c_int64(group), _pointer(_devices(local)), ctypes.c_int32(len(local)))
+        function(
+            ctypes.c_int64(group), _pointer(_devices(local)), ctypes.c_int32(len(local)), ctypes.c_int32(everywhere)
+        )
 
     def failure(self, group: int, device: int) -> tuple[int, int, int] | None:
         """See Native."""

@@ -46,6 +46,7 @@ TRANSFER_HDRS = [
     "xla_ffi/transfer/fabric.h",
     "xla_ffi/transfer/host.h",
     "xla_ffi/transfer/host_fabric.h",
+    "xla_ffi/transfer/placement.h",
     "xla_ffi/transfer/pull.h",
     "xla_ffi/transfer/pull_schedule.h",
     "xla_ffi/transfer/push.h",
@@ -75,6 +76,7 @@ MODULE_SRCS = [
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
 CUDA_HDRS = [
     "xla_ffi/transfer/bulk_ring.cuh",
+    "xla_ffi/transfer/fail.cuh",
     "xla_ffi/transfer/nccl_fabric.cuh",
     "xla_ffi/transfer/transfer_cuda.h",
     "xla_ffi/transport/device_group.h",

@@ -1,12 +1,12 @@
 #include "xla_ffi/transfer/host.h"
 
-#include <algorithm>
 #include <memory>
 #include <thread>
 #include <vector>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
+#include "xla_ffi/transfer/placement.h"
 #include "xla_ffi/transfer/pull.h"
 #include "xla_ffi/transfer/push.h"
 
@@ -60,17 +60,12 @@ std::string RunRanks(const HostTransfer& call, Body body) {
 
 std::string CheckPlacement(const Problem& problem, const int32_t* slot_expert) {
   for (int32_t i = 0; i < problem.num_ranks * problem.num_slots; ++i) {
-    const int32_t rank = i / problem.num_slots;
-    const int32_t expert = slot_expert[i];
-    const std::string where = "slot_expert[" + std::to_string(rank) + ", " + std::to_string(i % problem.num_slots) +
-                              "]=" + std::to_string(expert);
-    if (expert < -1 || expert >= problem.num_experts) {
-      return where + " must be in [-1, " + std::to_string(problem.num_experts - 1) + "]";
-    }
-    if (expert < 0) continue;
-    if (problem.MainRank(expert) == rank) return where + " is a main of that rank";
-    const int32_t* const row = slot_expert + rank * problem.num_slots;
-    if (std::count(row, row + problem.num_slots, expert) > 1) return where + " is held twice by that rank";
+    const Flaw flaw = FlawOf(slot_expert, problem.num_ranks, problem.num_slots, problem.MainsPerRank(), i);
+    if (flaw == Flaw::kNone) continue;
+    const std::string where = "slot_expert[" + std::to_string(i / problem.num_slots) + ", " +
+                              std::to_string(i % problem.num_slots) + "]=" + std::to_string(slot_expert[i]);
+    if (flaw == Flaw::kRange) return where + " must be in [-1, " + std::to_string(problem.num_experts - 1) + "]";
+    return where + (flaw == Flaw::kOwn ? " is a main of that rank" : " is held twice by that rank");
   }
   return "";
 }

@@ -3,7 +3,7 @@
 //                 ranks of the same LSA team               others (kNetwork)
 //   Get           bulk copies from the peer's memory       GIN get
 //   Put           bulk copies into the peer's memory       own memory -> kBounce, GIN put
-//   Flush         all bulk copies have arrived             + GIN flush
+//   Flush         all bulk copies have arrived             + see gin::Flush
 //   Signal        store-release into the peer's kSignals   GIN signal, strong: after all puts on its context
 //   Wait          load-acquire of own kSignals             load-acquire of the GIN signal
 //
@@ -20,6 +20,7 @@
 
 #include "xla_ffi/transfer/bulk_ring.cuh"
 #include "xla_ffi/transfer/fabric.h"
+#include "xla_ffi/transfer/fail.cuh"
 #include "xla_ffi/transfer/windows.h"
 #include "xla_ffi/transport/device_group.h"
 
@@ -62,10 +63,31 @@ __device__ __noinline__ int64_t Read(const DeviceGroup& group, int32_t peer, int
   return static_cast<int64_t>(gin.readSignal(SignalOf(group, word, peer)));
 }
 
-// By the whole block. False when it takes longer than `cycles`.
+// By the whole block: what it started on the context is complete. False when that takes longer than `cycles`.
+//
+// Gets need flushAsync() and wait(). The flush() that takes a time-out only polls for completions: on GDAKI that says
+// that the NIC has finished a get, and not that the GPU sees its bytes, for which flushAsync() adds an operation. Where
+// there are only puts (no backend but GDAKI is asked for gets) it is the other way round: the pair is empty on EFA, and
+// completions are all that a put's source waits for.
 __device__ __noinline__ bool Flush(const DeviceGroup& group, int32_t context, uint64_t cycles) {
   const ncclGin gin(group.comm, context);
-  return gin.flush(ncclCoopCta(), cuda::memory_order_acquire, ncclGin_None(), cycles) != ncclTimeout;
+  if (!group.network_gets) {
+    const bool flushed = gin.flush(ncclCoopCta(), cuda::memory_order_acquire, ncclGin_None(), cycles) == ncclSuccess;
+    return __syncthreads_and(flushed) != 0;
+  }
+  __syncthreads();  // thread 0 started the gets, and any thread may flush a peer's
+  const ncclTeam world = ncclTeamWorld(group.comm);
+  const int32_t first_near = group.comm.rank - group.comm.lsaRank;
+  bool flushed = true;
+  for (int32_t peer = static_cast<int32_t>(threadIdx.x); peer < group.comm.nRanks;
+       peer += static_cast<int32_t>(blockDim.x)) {
+    const bool near = first_near <= peer && peer < first_near + group.comm.lsaSize;
+    if (near || ContextOf(group, peer) != context) continue;
+    ncclGinRequest_t request;
+    gin.flushAsync(world, peer, &request);
+    flushed &= gin.wait(request, ncclCoopThread(), ncclGin_None(), cuda::memory_order_acquire, cycles) == ncclSuccess;
+  }
+  return __syncthreads_and(flushed) != 0;
 }
 
 }  // namespace gin
@@ -212,7 +234,7 @@ class NcclFabric {
     for (; contexts_ != 0; contexts_ &= contexts_ - 1) {
       const int32_t context = __ffs(static_cast<int32_t>(contexts_)) - 1;
       const uint64_t cycles = static_cast<uint64_t>(group_.timeout_ns) * 2;  // no clock is faster than 2 GHz by much
-      if (!gin::Flush(group_, context, cycles)) Fail(kNumWords, kNoPeer, 0);
+      if (!gin::Flush(group_, context, cycles)) Fail(group_.failures, kNetworkCopy, kNoPeer, 0);
     }
   }
 
@@ -225,7 +247,7 @@ class NcclFabric {
   __device__ void Await(Word word, int32_t peer, int64_t value) {
     const int64_t end = Now() + group_.timeout_ns;
     while (Current(word, peer) < value) {
-      if (Now() > end) Fail(word, peer, value);
+      if (Now() > end) Fail(group_.failures, word, peer, value);
     }
     FenceBulk();  // before bulk copies of what the peer wrote
   }
@@ -235,18 +257,6 @@ class NcclFabric {
       if (!IsNear(peer)) return gin::Read(group_, peer, word);
     }
     return WordOf(Local(kSignals, 0), word, peer).load(cuda::memory_order_acquire);
-  }
-
-  // Leaves the first failure of this rank where the host finds it, and ends the kernel.
-  __device__ void Fail(int64_t word, int64_t peer, int64_t value) {
-    if (atomicCAS(group_.failing, 0, 1) != 0) {
-      while (true) __nanosleep(1000);  // for the thread that came first to leave its record and to end the kernel
-    }
-    *group_.failure = Failure{0, word, peer, value};
-    __threadfence_system();
-    *static_cast<volatile int64_t*>(&group_.failure->failed) = 1;
-    __threadfence_system();
-    __trap();
   }
 
   const DeviceGroup& group_;

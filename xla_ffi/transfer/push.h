@@ -143,14 +143,11 @@ class PushCall {
   TOPOEP_BODY void AddColumns(int64_t size, const char* staged, char* sums) {
     fabric_.ForEach(static_cast<int32_t>(size / static_cast<int64_t>(sizeof(Floats))), [&](int32_t column) {
       for (int32_t first = 0; first < num_replicas_; ++first) {
-        const int32_t main = s_.replicas[first].main;
-        bool is_first = true;
-        for (int32_t i = 0; i < first; ++i) is_first &= s_.replicas[i].main != main;
-        if (!is_first) continue;
-        Floats* target = reinterpret_cast<Floats*>(sums + main * s_.row_bytes) + column;
+        if (s_.replicas[first].first == 0) continue;
+        Floats* target = reinterpret_cast<Floats*>(sums + s_.replicas[first].main * s_.row_bytes) + column;
         Floats sum = *target;
-        for (int32_t i = first; i < num_replicas_; ++i) {
-          if (s_.replicas[i].main == main) sum += reinterpret_cast<const Floats*>(staged + i * piece_)[column];
+        for (int32_t i = first; i >= 0; i = s_.replicas[i].next) {
+          sum += reinterpret_cast<const Floats*>(staged + i * piece_)[column];
         }
         *target = sum;
       }

@@ -19,8 +19,9 @@ namespace topoep {
 
 // A replica of one of this rank's mains.
 struct Replica {
-  int32_t rank;
-  int32_t main;  // row of the gradient that it is added to
+  int32_t main;   // row of the gradient that it is added to
+  int32_t first;  // 1: no replica of this main comes before it
+  int32_t next;   // of this main, -1: none
 };
 
 // A slot of this rank.
@@ -91,8 +92,14 @@ TOPOEP_BODY void MakePushSchedule(Team& team, const int32_t* slot_expert, const 
       },
       schedule.at);
   team.ForEach(num_items, [&](int32_t i) {
+    const int32_t expert = slot_expert[i];
     if (owner_of(i) != schedule.rank) return;
-    schedule.replicas[schedule.at[i]] = {i / num_slots, slot_expert[i] % schedule.mains_per_rank};
+    int32_t before = i - 1;
+    while (before >= 0 && slot_expert[before] != expert) --before;
+    int32_t after = i + 1;
+    while (after < num_items && slot_expert[after] != expert) ++after;
+    schedule.replicas[schedule.at[i]] = {expert % schedule.mains_per_rank, before < 0 ? 1 : 0,
+                                         after < num_items ? static_cast<int32_t>(schedule.at[after]) : -1};
   });
   team.ForEach(num_slots, [&](int32_t slot) {
     const int32_t owner = owner_of(mine + slot);

@@ -5,7 +5,9 @@
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/team/block_team.cuh"
+#include "xla_ffi/transfer/fail.cuh"
 #include "xla_ffi/transfer/nccl_fabric.cuh"
+#include "xla_ffi/transfer/placement.h"
 #include "xla_ffi/transfer/pull.h"
 #include "xla_ffi/transfer/push.h"
 #include "xla_ffi/transfer/transfer_cuda.h"
@@ -23,23 +25,46 @@ using Team = BlockTeam<kThreads>;
 template <bool kNetwork>
 constexpr int32_t kWorkerThreads = kNetwork ? 256 : kThreads;
 
+constexpr int32_t kRingBytes = sizeof(BulkRing::Memory);
+
 __device__ void Advance(EpochToken epoch) {
   if (threadIdx.x == 0) *epoch.next = *epoch.current + 1;
 }
 
+// What an illegal plan is reported to, and the calls of this kind that ended before.
+struct PlanCheck {
+  FailurePlace failures;
+  const int64_t* calls;
+};
+
+// Ends the kernel before it writes by a plan that would take it out of bounds, or ranks into waiting for each other.
+template <class Schedule>
+__device__ void RequireLegal(const PlanCheck& check, const Schedule& schedule, const int32_t* slot_expert) {
+  const int32_t num_slots = schedule.num_slots;
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < schedule.num_ranks * num_slots; i += kThreads) {
+    if (FlawOf(slot_expert, schedule.num_ranks, num_slots, schedule.mains_per_rank, i) == Flaw::kNone) continue;
+    Fail(check.failures, kIllegalSlot, i / num_slots, Stamp(*check.calls + 1, i % num_slots));
+  }
+  __syncthreads();
+}
+
 __global__ void __launch_bounds__(kThreads, 1)
     PullScheduleKernel(const __grid_constant__ Problem problem, const __grid_constant__ Domains domains,
-                       const __grid_constant__ PullSchedule schedule, const int32_t* slot_expert, EpochToken epoch) {
+                       const __grid_constant__ PullSchedule schedule, PlanCheck check, const int32_t* slot_expert,
+                       EpochToken epoch) {
   __shared__ Team::Partials partials;
   Team team(partials);
+  RequireLegal(check, schedule, slot_expert);
   MakePullSchedule(team, problem, domains, slot_expert, schedule);
   Advance(epoch);
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
-    PushScheduleKernel(const __grid_constant__ PushSchedule schedule, const int32_t* slot_expert, EpochToken epoch) {
+    PushScheduleKernel(const __grid_constant__ PushSchedule schedule, PlanCheck check, const int32_t* slot_expert,
+                       EpochToken epoch) {
   __shared__ Team::Partials partials;
   Team team(partials);
+  RequireLegal(check, schedule, slot_expert);
   MakePushSchedule(team, slot_expert, schedule);
   Advance(epoch);
 }
@@ -63,27 +88,64 @@ __global__ void __launch_bounds__(kWorkerThreads<kNetwork>, 1)
   PushGradients(fabric, schedule, slot_grads, main_grads);
 }
 
-// W blocks, refused unless the device can hold all of them together: they wait for each other. A cooperative launch
-// would also check that, but such kernels of several streams may follow each other, and ranks on one GPU would hang.
-template <bool kNetwork, class... Parameters, class... Arguments>
-cudaError_t LaunchWorkers(void (*kernel)(DeviceGroup, Parameters...), const Group& group, cudaStream_t stream,
+// The kernel as it will run on this device: loaded, and allowed the shared memory that it takes. CUDA would load it
+// with its first launch, for which it may have to wait for the kernels that run, and those may wait for peers that wait
+// for this launch. Workers wait for each other, too, so a device that cannot hold all of them together is refused. (A
+// cooperative launch would also check that, but such kernels of several streams may follow each other, and ranks on one
+// GPU would hang.)
+template <class... Parameters>
+cudaError_t PrepareKernel(void (*kernel)(Parameters...), int32_t blocks, int32_t threads, int32_t shared,
+                          int32_t num_processors) {
+  cudaFuncAttributes attributes;
+  cudaError_t error = cudaFuncGetAttributes(&attributes, kernel);
+  if (error != cudaSuccess) return error;
+  error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, shared);
+  if (error != cudaSuccess) return error;
+  int32_t resident = 0;
+  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&resident, kernel, threads, shared);
+  if (error != cudaSuccess) return error;
+  return blocks <= resident * num_processors ? cudaSuccess : cudaErrorCooperativeLaunchTooLarge;
+}
+
+template <class... Parameters, class... Arguments>
+cudaError_t Launch(void (*kernel)(Parameters...), int32_t blocks, int32_t threads, int32_t shared, cudaStream_t stream,
+                   Arguments... arguments) {
+  cudaLaunchConfig_t config{};
+  config.gridDim = blocks;
+  config.blockDim = threads;
+  config.dynamicSmemBytes = shared;
+  config.stream = stream;
+  const cudaError_t error = cudaLaunchKernelEx(&config, kernel, arguments...);
+  if (error != cudaSuccess) cudaGetLastError();  // or the next launch of this thread would be taken to have failed
+  return error;
+}
+
+// A body's kernel, of which a group uses one of two.
+template <class Local, class Network, class... Arguments>
+cudaError_t LaunchWorkers(Local local, Network network, const Group& group, cudaStream_t stream,
                           Arguments... arguments) {
-  constexpr int32_t kShared = sizeof(BulkRing::Memory);
   const int32_t workers = group.options().num_workers;
-  int32_t blocks = 0;
-  int32_t processors = 0;
-  cudaError_t error = cudaFuncSetAttribute(kernel, cudaFuncAttributeMaxDynamicSharedMemorySize, kShared);
-  if (error != cudaSuccess) return error;
-  error = cudaOccupancyMaxActiveBlocksPerMultiprocessor(&blocks, kernel, kWorkerThreads<kNetwork>, kShared);
-  if (error != cudaSuccess) return error;
-  error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, group.options().device);
-  if (error != cudaSuccess) return error;
-  if (workers > blocks * processors) return cudaErrorCooperativeLaunchTooLarge;
-  kernel<<<workers, kWorkerThreads<kNetwork>, kShared, stream>>>(group.on_device(), arguments...);
-  return cudaGetLastError();
+  return group.uses_network()
+             ? Launch(network, workers, kWorkerThreads<true>, kRingBytes, stream, group.on_device(), arguments...)
+             : Launch(local, workers, kWorkerThreads<false>, kRingBytes, stream, group.on_device(), arguments...);
 }
 
 }  // namespace
+
+cudaError_t PrepareKernels(int32_t device, int32_t num_workers) {
+  int32_t processors = 0;
+  cudaError_t error = cudaDeviceGetAttribute(&processors, cudaDevAttrMultiProcessorCount, device);
+  const auto prepare = [&](auto kernel, int32_t blocks, int32_t threads, int32_t shared) {
+    if (error == cudaSuccess) error = PrepareKernel(kernel, blocks, threads, shared, processors);
+  };
+  prepare(PullScheduleKernel, 1, kThreads, 0);
+  prepare(PushScheduleKernel, 1, kThreads, 0);
+  prepare(PullKernel<false>, num_workers, kWorkerThreads<false>, kRingBytes);
+  prepare(PushKernel<false>, num_workers, kWorkerThreads<false>, kRingBytes);
+  prepare(PullKernel<true>, num_workers, kWorkerThreads<true>, kRingBytes);
+  prepare(PushKernel<true>, num_workers, kWorkerThreads<true>, kRingBytes);
+  return error;
+}
 
 cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
                        const void* mains, void* slots, EpochToken epoch, cudaStream_t stream) {
@@ -95,11 +157,11 @@ cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& 
   problem.cost.expert_bytes = prices.expert_bytes;
   problem.cost.inter_fs_per_byte = prices.inter_fs_per_byte;
   problem.cost.intra_fs_per_byte = prices.intra_fs_per_byte;
-  PullScheduleKernel<<<1, kThreads, 0, stream>>>(problem, group.domains(), schedule, slot_expert, epoch);
-  const cudaError_t error = cudaGetLastError();
+  const PlanCheck check{group.on_device().failures, group.on_device().state.pulls};
+  const cudaError_t error =
+      Launch(PullScheduleKernel, 1, kThreads, 0, stream, problem, group.domains(), schedule, check, slot_expert, epoch);
   if (error != cudaSuccess) return error;
-  return group.uses_network() ? LaunchWorkers<true>(PullKernel<true>, group, stream, schedule, mains, slots)
-                              : LaunchWorkers<false>(PullKernel<false>, group, stream, schedule, mains, slots);
+  return LaunchWorkers(PullKernel<false>, PullKernel<true>, group, stream, schedule, mains, slots);
 }
 
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
@@ -108,12 +170,10 @@ cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_
   const int64_t half_bytes = RoundDown(group.options().sizes.windows[kStaging] / 2);
   const PushSchedule schedule(group.options().num_ranks(), layer.num_slots, layer.mains_per_rank, group.options().rank,
                               layer.expert_bytes, half_bytes, arena);
-  PushScheduleKernel<<<1, kThreads, 0, stream>>>(schedule, slot_expert, epoch);
-  const cudaError_t error = cudaGetLastError();
+  const PlanCheck check{group.on_device().failures, group.on_device().state.pushes};
+  const cudaError_t error = Launch(PushScheduleKernel, 1, kThreads, 0, stream, schedule, check, slot_expert, epoch);
   if (error != cudaSuccess) return error;
-  return group.uses_network()
-             ? LaunchWorkers<true>(PushKernel<true>, group, stream, schedule, slot_grads, main_grads)
-             : LaunchWorkers<false>(PushKernel<false>, group, stream, schedule, slot_grads, main_grads);
+  return LaunchWorkers(PushKernel<false>, PushKernel<true>, group, stream, schedule, slot_grads, main_grads);
 }
 
 }  // namespace topoep

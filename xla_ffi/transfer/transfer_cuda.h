@@ -21,9 +21,10 @@
 //   attributes group int64, domain_of_rank int32 [R] as for a pull
 //
 // `epoch` is no epoch of the protocol, which are the group's own: it and `carried` only make calls depend on each other
-// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). slot_expert is not checked: all ranks must pass the same legal plan. A group that is missing,
-// closed, of another size or made for compilation only is FailedPrecondition, and says which and what to do. A shape
-// that does not fit the group's windows is InvalidArgument.
+// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). All ranks must pass the same slot_expert. One that is
+// no legal placement (placement.h) shows only when the kernels run: they leave a Failure and end the CUDA context, as
+// after a time-out. A group that is missing, closed, of another size or made for compilation only is
+// FailedPrecondition, and says which and what to do. A shape that does not fit the group's windows is InvalidArgument.
 
 #ifndef TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
 #define TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
@@ -43,6 +44,10 @@ struct EpochToken {
   const int32_t* current;
   int32_t* next;
 };
+
+// Loads all kernels onto the current device, `device`. cudaErrorCooperativeLaunchTooLarge if it cannot hold
+// `num_workers` blocks of each together. Before any other call here.
+cudaError_t PrepareKernels(int32_t device, int32_t num_workers);
 
 // Enqueue the kernels of one call; an error says why they could not be, and what goes wrong later shows when the stream
 // is synchronised. All pointers are to device memory. `layer` fits the group and holds the bytes of a row of the

@@ -36,8 +36,11 @@ std::string OnEach(int32_t num_local, const std::function<void(int32_t, std::str
   return failed == reasons.end() ? "" : *failed;
 }
 
-void Destroy(int64_t id, const int32_t* devices, int32_t num_local) {
-  OnEach(num_local, [&](int32_t i, std::string*) { TakeGroup(id, devices[i]); });
+void Destroy(int64_t id, const int32_t* devices, int32_t num_local, bool everywhere) {
+  OnEach(num_local, [&](int32_t i, std::string*) {
+    const std::shared_ptr<Group> group = TakeGroup(id, devices[i]);
+    if (group != nullptr && !everywhere) group->Abandon();
+  });
 }
 
 }  // namespace
@@ -88,12 +91,13 @@ int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* rank
     std::unique_ptr<topoep::Group> group = topoep::Group::Prepare(*nccl, std::move(options), why);
     if (group != nullptr) topoep::AddGroup(id, std::move(group));
   });
-  if (!reason.empty()) topoep::Destroy(id, devices, num_local);
+  if (!reason.empty()) topoep::Destroy(id, devices, num_local, false);
   return topoep::Result(reason, error, error_size);
 }
 
-// Joins each local device to its communicator, whose unique id is unique_ids[i]. Collective over all ranks. Also tells
-// how many neighbouring ranks share memory.
+// Joins each local device to its communicator, whose unique id is unique_ids[i]. Collective over all ranks; where one
+// fails, the others fail, too, or must be destroyed with everywhere = 0. Also tells how many neighbouring ranks share
+// memory.
 int topoep_group_connect(int64_t id, const int32_t* devices, int32_t num_local, const char* unique_ids,
                          int32_t* lsa_size, char* error, int64_t error_size) {
   const std::string reason = topoep::OnEach(num_local, [&](int32_t i, std::string* why) {
@@ -109,9 +113,10 @@ int topoep_group_connect(int64_t id, const int32_t* devices, int32_t num_local, 
   return topoep::Result(reason, error, error_size);
 }
 
-// Frees group `id` on the local devices; unknown ones are skipped.
-void topoep_group_destroy(int64_t id, const int32_t* devices, int32_t num_local) {
-  topoep::Destroy(id, devices, num_local);
+// Frees group `id` on the local devices; unknown ones are skipped. `everywhere`: every rank had connected, and does the
+// same now; else nobody is waited for.
+void topoep_group_destroy(int64_t id, const int32_t* devices, int32_t num_local, int32_t everywhere) {
+  topoep::Destroy(id, devices, num_local, everywhere != 0);
 }
 
 // The first time-out of a local rank: 1 and {word, peer, value} in `record`, else 0. Works after the kernel's trap.

@@ -1,13 +1,15 @@
 #include "xla_ffi/transport/group.h"
 
-#include <algorithm>
+#include <chrono>
 #include <map>
 #include <mutex>
 #include <string>
+#include <thread>
 #include <utility>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
+#include "xla_ffi/transfer/transfer_cuda.h"
 
 namespace topoep {
 namespace {
@@ -31,6 +33,7 @@ Registry& TheRegistry() {
 
 bool Group::Ok(cudaError_t result, const char* action, std::string* error) const {
   if (result == cudaSuccess) return true;
+  cudaGetLastError();  // or the next launch of this thread would be taken to have failed
   *error = std::string(action) + " on device " + std::to_string(options_.device) + ": " + cudaGetErrorString(result);
   return false;
 }
@@ -44,21 +47,18 @@ bool Group::Ok(ncclResult_t result, const char* action, std::string* error) cons
 }
 
 std::unique_ptr<Group> Group::Prepare(const NcclApi& nccl, GroupOptions options, std::string* error) {
-  const auto& domains = options.domain_of_rank;
-  const bool network = std::any_of(domains.begin(), domains.end(), [](int32_t domain) { return domain != 0; });
-  if (network && nccl.version != NCCL_VERSION_CODE) {
-    *error = "NCCL " + VersionText(nccl.version) + " is loaded, and kernels that send between domains must be built" +
-             " with its own headers, not those of " + VersionText(NCCL_VERSION_CODE) +
-             ": install that version, or the matching headers";
-    return nullptr;
-  }
   std::unique_ptr<Group> group(new Group(nccl, std::move(options)));
   if (!group->Allocate(error)) return nullptr;
   return group;
 }
 
 bool Group::Allocate(std::string* error) {
-  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) || !AllocateWindows(error)) return false;
+  if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) ||
+      !Ok(PrepareKernels(options_.device, options_.num_workers), "loading the kernels, all blocks of which must fit",
+          error) ||
+      !AllocateWindows(error)) {
+    return false;
+  }
   Arena measured;
   LayOut(measured);
   if (!Ok(cudaMalloc(&state_, measured.Used()), "allocating the group's state", error) ||
@@ -74,7 +74,7 @@ bool Group::Allocate(std::string* error) {
   on_device_.timeout_ns = options_.timeout_ns;
   // Peers write signals as soon as they have connected, so they must find zeros that are there to stay.
   return WriteTables(error) &&
-         Ok(cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device_.failure), failure_, 0),
+         Ok(cudaHostGetDevicePointer(reinterpret_cast<void**>(&on_device_.failures.record), failure_, 0),
             "mapping the error record", error) &&
          Ok(cudaDeviceSynchronize(), "clearing the group's state", error);
 }
@@ -101,7 +101,7 @@ bool Group::AllocateWindows(std::string* error) {
 void Group::LayOut(Arena& arena) {
   const int32_t num_ranks = options_.num_ranks();
   on_device_.state = RankState(num_ranks, arena);
-  on_device_.failing = arena.Take<int32_t>(1);
+  on_device_.failures.taken = arena.Take<int32_t>(1);
   domain_of_rank_ = arena.Take<int32_t>(num_ranks);
   domains_ = {arena.Take<int32_t>(num_ranks + 1), arena.Take<int32_t>(num_ranks), arena.Take<int32_t>(num_ranks)};
   for (int32_t i = 0; i < kNumSchedules; ++i) schedules_[i] = arena.Take<char>(options_.sizes.schedules[i]);
@@ -121,16 +121,26 @@ bool Group::WriteTables(std::string* error) {
 }
 
 bool Group::Connect(const ncclUniqueId& id, std::string* error) {
+  connected_ = Join(id, error);
+  if (!connected_ && comm_ != nullptr) {
+    nccl_.CommAbort(comm_);  // at once: others may be waiting in NCCL for this rank
+    comm_ = nullptr;
+  }
+  return connected_;
+}
+
+bool Group::Join(const ncclUniqueId& id, std::string* error) {
   ncclConfig_t config = NCCL_CONFIG_INITIALIZER;
   config.commName = "topoep";
+  config.blocking = 0;  // or a rank that stays away would hold this one for ever
   if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) ||
-      !Ok(nccl_.CommInitRankConfig(&comm_, options_.num_ranks(), id, options_.rank, &config),
-          "creating the communicator", error)) {
+      !Ended(nccl_.CommInitRankConfig(&comm_, options_.num_ranks(), id, options_.rank, &config),
+             "creating the communicator", error)) {
     return false;
   }
   ncclDevCommRequirements_t requirements = NCCL_DEV_COMM_REQUIREMENTS_INITIALIZER;
   if (!Require(&requirements, error) || !Register(error) ||
-      !Ok(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error)) {
+      !Ended(nccl_.DevCommCreate(comm_, &requirements, &on_device_.comm), "creating the device communicator", error)) {
     return false;
   }
   if (uses_network() && on_device_.comm.ginContextCount > kMaxContexts) {
@@ -138,8 +148,25 @@ bool Group::Connect(const ncclUniqueId& id, std::string* error) {
              std::to_string(kMaxContexts);
     return false;
   }
-  connected_ = true;
   return true;
+}
+
+// Calls on a communicator that does not block begin their work and return, whether or not they say so.
+bool Group::Ended(ncclResult_t result, const char* action, std::string* error) const {
+  const auto end = std::chrono::steady_clock::now() + kConnectPatience;
+  while (result == ncclSuccess || result == ncclInProgress) {
+    const ncclResult_t asked = nccl_.CommGetAsyncError(comm_, &result);
+    if (asked != ncclSuccess) result = asked;
+    if (result != ncclInProgress) break;
+    if (std::chrono::steady_clock::now() > end) {
+      *error = std::string(action) + " on rank " + std::to_string(options_.rank) + " did not end within " +
+               std::to_string(kConnectPatience.count()) +
+               " s: look for a process that has ended or cannot be reached (NCCL_DEBUG=INFO)";
+      return false;
+    }
+    std::this_thread::sleep_for(std::chrono::milliseconds(1));
+  }
+  return Ok(result, action, error);
 }
 
 // What the kernels need of NCCL, or why it cannot give that.
@@ -162,6 +189,12 @@ bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error)
                   : "GIN connection between different rails, which the kernels need");
     return false;
   }
+  if (network && nccl_.version != NCCL_VERSION_CODE) {
+    *error = "NCCL " + VersionText(nccl_.version) + " is loaded, and kernels that send between NVLink domains must be" +
+             " built with its own headers, not those of " + VersionText(NCCL_VERSION_CODE) +
+             ": install that version, or the matching headers";
+    return false;
+  }
   if (network && options_.sizes.windows[kBounce] == 0) {
     *error = "the ranks span " + std::to_string(properties.nLsaTeams) +
              " NVLink domains, but the topology has one: correct the topology";
@@ -173,7 +206,8 @@ bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error)
     requirements->ginConnectionType = NCCL_GIN_CONNECTION_FULL;
     requirements->ginSignalCount = kNumWords * options_.num_ranks();
   }
-  // NCCL tells no one whether a backend can read. GDAKI can; elsewhere the owner pushes, which works with all.
+  // NCCL tells no one whether a backend can read. GDAKI can; elsewhere the owner pushes, which works with all. Ranks
+  // agree on it: where their backends differ, NCCL has no ginType on any of them.
   on_device_.network_gets = properties.ginType == NCCL_GIN_TYPE_GDAKI;
   return true;
 }
@@ -181,9 +215,9 @@ bool Group::Require(ncclDevCommRequirements_t* requirements, std::string* error)
 bool Group::Register(std::string* error) {
   for (int32_t w = 0; w < kNumWindows; ++w) {
     if (memory_[w] == nullptr) continue;
-    if (!Ok(nccl_.CommWindowRegister(comm_, memory_[w], on_device_.bytes[w], &on_device_.windows[w],
-                                     NCCL_WIN_COLL_SYMMETRIC),
-            "registering a window", error)) {
+    if (!Ended(nccl_.CommWindowRegister(comm_, memory_[w], on_device_.bytes[w], &on_device_.windows[w],
+                                        NCCL_WIN_COLL_SYMMETRIC),
+               "registering a window", error)) {
       return false;
     }
     // NCCL's way to say that symmetric memory is not supported.
@@ -203,7 +237,7 @@ Failure Group::failure() const {
 Group::~Group() {
   // Errors have nobody to go to here. After a trap every CUDA call fails, and only an abort frees NCCL's side.
   const bool healthy = cudaSetDevice(options_.device) == cudaSuccess && cudaDeviceSynchronize() == cudaSuccess;
-  if (healthy && connected_) {
+  if (healthy && connected_ && !abandoned_) {
     nccl_.DevCommDestroy(comm_, &on_device_.comm);
     for (ncclWindow_t window : on_device_.windows) {
       if (window != nullptr) nccl_.CommWindowDeregister(comm_, window);
@@ -217,6 +251,7 @@ Group::~Group() {
   }
   cudaFree(state_);
   cudaFreeHost(failure_);
+  cudaGetLastError();  // this thread's next user has nothing to do with it
 }
 
 void AddGroup(int64_t id, std::shared_ptr<Group> group) {

@@ -1,7 +1,8 @@
 // The communicator of one rank, its windows and what its kernels keep between calls. Made by an explicit call outside
 // of any program, in two phases: Prepare() allocates and may fail on one rank alone; Connect() is collective, so
-// callers first agree that every rank has prepared. A rank that fails or dies inside Connect() leaves the others in the
-// next of NCCL's collective calls there, which have no deadline. Handlers look groups up and never make them.
+// callers first agree that every rank has prepared. A rank that fails inside Connect() aborts its communicator, and the
+// others, which wait for it in NCCL, get an error; where one only stays away they give up after kConnectPatience.
+// Handlers look groups up and never make them.
 
 #ifndef TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
 #define TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
@@ -10,6 +11,7 @@
 #include <nccl.h>
 
 #include <array>
+#include <chrono>
 #include <cstdint>
 #include <memory>
 #include <string>
@@ -35,16 +37,23 @@ struct GroupOptions {
   int32_t num_ranks() const { return static_cast<int32_t>(domain_of_rank.size()); }
 };
 
+// How long each of Connect()'s steps may take; large communicators need minutes.
+inline constexpr std::chrono::seconds kConnectPatience(300);
+
 class Group {
  public:
-  // Allocates windows and state on the device. Null with a reason in `error`.
+  // Allocates windows and state on the device, and loads the kernels. Null with a reason in `error`.
   static std::unique_ptr<Group> Prepare(const NcclApi& nccl, GroupOptions options, std::string* error);
 
-  // Joins the other ranks: communicator, windows, device communicator. Returns when all have; false with a reason.
+  // Joins the other ranks: communicator, windows, device communicator. Returns when all have; false with a reason, and
+  // without a communicator.
   bool Connect(const ncclUniqueId& id, std::string* error);
 
-  // Frees everything; no kernel of the group may run any more. Collective where Connect() succeeded: every rank must
-  // do it, the ranks of one process side by side.
+  // Some rank did not connect: the destructor then waits for no other rank.
+  void Abandon() { abandoned_ = true; }
+
+  // Frees everything; no kernel of the group may run any more. Collective where Connect() succeeded and the group is
+  // not abandoned: every rank must do it, the ranks of one process side by side.
   ~Group();
 
   Group(const Group&) = delete;
@@ -70,8 +79,10 @@ class Group {
   bool AllocateWindows(std::string* error);
   void LayOut(Arena& arena);
   bool WriteTables(std::string* error);
+  bool Join(const ncclUniqueId& id, std::string* error);
   bool Register(std::string* error);
   bool Require(ncclDevCommRequirements_t* requirements, std::string* error);
+  bool Ended(ncclResult_t result, const char* action, std::string* error) const;
   bool Ok(cudaError_t result, const char* action, std::string* error) const;
   bool Ok(ncclResult_t result, const char* action, std::string* error) const;
 
@@ -79,6 +90,7 @@ class Group {
   GroupOptions options_;
   ncclComm_t comm_ = nullptr;
   bool connected_ = false;
+  bool abandoned_ = false;
   std::array<void*, kNumWindows> memory_{};
   void* state_ = nullptr;  // one allocation for all that follows
   std::array<void*, kNumSchedules> schedules_{};

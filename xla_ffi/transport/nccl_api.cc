@@ -36,6 +36,7 @@ bool Fill(void* library, NcclApi* api, std::string* missing) {
          Find(library, "ncclGetLastError", &api->GetLastError, missing) &&
          Find(library, "ncclGetUniqueId", &api->GetUniqueId, missing) &&
          Find(library, "ncclCommInitRankConfig", &api->CommInitRankConfig, missing) &&
+         Find(library, "ncclCommGetAsyncError", &api->CommGetAsyncError, missing) &&
          Find(library, "ncclCommQueryProperties", &api->CommQueryProperties, missing) &&
          Find(library, "ncclCommDestroy", &api->CommDestroy, missing) &&
          Find(library, "ncclCommAbort", &api->CommAbort, missing) &&

@@ -17,6 +17,7 @@ struct NcclApi {
   decltype(&::ncclGetLastError) GetLastError;
   decltype(&::ncclGetUniqueId) GetUniqueId;
   decltype(&::ncclCommInitRankConfig) CommInitRankConfig;
+  decltype(&::ncclCommGetAsyncError) CommGetAsyncError;
   decltype(&::ncclCommQueryProperties) CommQueryProperties;
   decltype(&::ncclCommDestroy) CommDestroy;
   decltype(&::ncclCommAbort) CommAbort;
