@@ -1,5 +1,7 @@
 """transport.init without a GPU: sizes, messages, the registry, what is agreed between processes and in which order."""
 
+import importlib
+import importlib.machinery
 import logging
 import subprocess
 import sys
@@ -9,6 +11,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import multihost_utils
 from jax.sharding import Mesh
 
 from tests.multiprocess_worker import run_processes
@@ -22,15 +25,20 @@ SIZES = transport.LayerSizes(num_mains=2, num_slots=2, expert_bytes=100)
 
 
 class FakeNative:
-    """Writes down what it is asked; `fails` names the step that refuses, `lsa_size` what NCCL would say."""
+    """Writes down what it is asked; `fails` names the step that refuses, `lsa_size` what NCCL would say.
 
-    def __init__(self, fails: str = "", lsa_size: int = 64) -> None:
-        self.fails, self.lsa_size, self.calls, self.record = fails, lsa_size, [], None
+    As with NCCL, who connects waits for all other processes.
+    """
+
+    def __init__(self, fails: str = "", lsa_size: int = 64, error: type[Exception] = NativeError) -> None:
+        self.fails, self.lsa_size, self.error, self.calls, self.record = fails, lsa_size, error, [], None
 
     def _step(self, name, *args):
         self.calls.append((name, *args))
+        if name == "connect":
+            multihost_utils.sync_global_devices("connect")
         if self.fails == name:
-            raise NativeError(f"{name} does\nnot work")
+            raise self.error(f"{name} does\nnot work")
 
     def unique_id(self):
         self._step("unique_id")
@@ -44,8 +52,8 @@ class FakeNative:
         self._step("connect", group, tuple(local), tuple(unique_ids))
         return self.lsa_size
 
-    def destroy(self, group, local):
-        self._step("destroy", group, tuple(local))
+    def destroy(self, group, local, everywhere=True):
+        self._step("destroy", group, tuple(local), everywhere)
 
     def failure(self, group, device):
         return self.record if device == 1 else None
@@ -122,7 +130,7 @@ def test_a_connected_group(on_gpus, caplog):
     assert spec.sizes == tuple(group.sizes)
     assert len({one[:2] for one in native.calls[3][3]}) == 2, "each clique has an id of its own"
     transport.shutdown("ep")
-    assert native.names()[-1] == "destroy"
+    assert native.calls[-1][0] == "destroy" and native.calls[-1][3] is True
     transport.shutdown("ep")  # nothing is left to end
     assert transport.init(mesh_of(), sizes=SIZES, library=FakeNative).ident == 1, "numbers are not used twice"
 
@@ -133,7 +141,7 @@ def test_a_step_that_fails_leaves_nothing(step, on_gpus, caplog):
     group = init_with(native)
     assert group.kind == "xla" and group.reasons == (f"{step} does not work",)
     assert len(caplog.records) == 1 and "\n" not in caplog.records[0].getMessage()
-    assert native.names()[-1] == "destroy"
+    assert native.calls[-1][0] == "destroy" and native.calls[-1][3] is False, "other ranks may be gone"
     assert "connect" not in native.names() or step == "connect"
 
 
@@ -143,6 +151,50 @@ def test_no_library_is_a_reason(on_gpus):
 
     group = transport.init(mesh_of(), sizes=SIZES, library=broken)
     assert group.reasons == ("no nvcc: install something",)
+
+
+@pytest.mark.parametrize("error", [OSError, ImportError])
+def test_what_nobody_foresaw_is_raised_after_all(error, on_gpus):
+    native = FakeNative("prepare", error=error)
+    if error is ImportError:
+        assert init_with(native).reasons == ("prepare does not work",)
+    else:
+        with pytest.raises(error, match="prepare does"):
+            init_with(native)
+        with pytest.raises(ValueError, match="no transport"):
+            transport.group()
+    assert native.names()[-1] == "destroy"
+
+
+def test_an_error_without_words_is_a_reason(on_gpus):
+    def broken():
+        raise ImportError
+
+    assert transport.init(mesh_of(), sizes=SIZES, library=broken).reasons == ("ImportError",)
+
+
+def test_what_runs_ends_before_the_group(on_gpus, monkeypatch):
+    native = FakeNative()
+    init_with(native)
+    wait = jax.block_until_ready
+    monkeypatch.setattr(
+        jax, "block_until_ready", lambda results: native.calls.append(("wait", wait(results).sharding.device_set))
+    )
+    transport.shutdown()
+    assert native.calls[-2] == ("wait", set(mesh_of().devices.flat))
+    assert native.names()[-1] == "destroy"
+
+
+def test_a_device_that_has_failed_holds_nothing_up(on_gpus, monkeypatch, caplog):
+    def failed(results):
+        raise jax.errors.JaxRuntimeError("INTERNAL: an illegal instruction")
+
+    native = FakeNative()
+    init_with(native)
+    monkeypatch.setattr(jax, "block_until_ready", failed)
+    transport.shutdown()
+    assert native.names()[-1] == "destroy"
+    assert "ends on a device that has failed: JaxRuntimeError: INTERNAL: an illegal instruction" in caplog.text
 
 
 def test_domains_must_lie_inside_of_nccls_teams(on_gpus):
@@ -177,6 +229,8 @@ def test_failures_name_peer_phase_and_call(on_gpus):
     assert str(failure) == ("axis 'ep': rank 1 waited in vain for rank 3: its parameters to be ready (call 7, step 2)")
     native.record = (6, -1, 0)
     assert "no single peer: the network" in str(transport.failure())
+    native.record = (7, 3, 7 << 28 | 2)
+    assert "for rank 3: a legal row of slot_expert" in str(transport.failure())
 
 
 def test_compile_only_makes_a_device_group_without_a_device():
@@ -235,20 +289,63 @@ def test_bad_arguments_say_what_to_do():
         transport.init(mesh_of(), configs=config(), topology=Topology.uniform(2, 2))
     with pytest.raises(ValueError, match="the topology has 2 ranks"):
         transport.init(mesh_of(), sizes=SIZES, topology=Topology((0, 0)))
-    with pytest.raises(ValueError, match="timeout_s=0"):
-        transport.init(mesh_of(), sizes=SIZES, timeout_s=0)
-    with pytest.raises(ValueError, match="needs a main"):
-        transport.init(mesh_of(), sizes=SIZES._replace(num_mains=0))
+    for timeout_s in (0, -1.0, 1e10, float("inf"), float("nan")):
+        with pytest.raises(ValueError, match=f"timeout_s={timeout_s} must be positive, and at most 1000000 seconds"):
+            transport.init(mesh_of(), sizes=SIZES, timeout_s=timeout_s)
+    with pytest.raises(ValueError, match="staging_bytes=281474976710657 must be an integer up to 281474976710656"):
+        transport.init(mesh_of(), sizes=SIZES, staging_bytes=2**48 + 1)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"num_mains": 0},
+        {"num_mains": 2.5},
+        {"num_mains": 2**29, "expert_bytes": 1},
+        {"num_slots": 7},
+        {"num_mains": 10**4, "num_slots": 2**14 + 1},
+        {"expert_bytes": 0},
+        {"expert_bytes": 2**62},
+        {"expert_bytes": 2**44 + 1},
+        {"pulls": "pushed"},
+    ],
+)
+def test_sizes_beyond_bounds_are_refused_with_the_bounds(change):
+    bounds = (
+        r"num_mains is at most 536870911, num_slots at most num_mains x 3 and 16384, and expert_bytes x 4 x .* at most"
+    )
+    with pytest.raises(ValueError, match=rf"(?s)LayerSizes\(.*\) on 4 ranks: .*{bounds} 281474976710656"):
+        transport.init(mesh_of(), sizes=SIZES._replace(**change), staging_bytes=2**40, compile_only=True)
+
+
+@pytest.mark.parametrize(
+    "sizes",
+    [
+        transport.LayerSizes(2**29 - 1, 1, 2**17 - 1, "striped"),
+        transport.LayerSizes(10**4, 2**14, 1, "best"),
+        SIZES._replace(num_slots=6, expert_bytes=2**43, pulls="best"),
+    ],
+)
+def test_the_largest_sizes_fit_64_bits(sizes):
+    made = transport.init(
+        mesh_of(), sizes=sizes, staging_bytes=2**48, compile_only=True, topology=Topology((0, 1, 1, 1))
+    )
+    assert all(0 < size < 2**56 for size in made.sizes)
+    assert made.sizes.slots >= sizes.num_slots * sizes.expert_bytes
 
 
 def test_nccl_of_a_wheel_is_found_without_importing_it(monkeypatch, tmp_path):
-    assert nccl_path() is None or nccl_path().endswith("nccl/lib/libnccl.so.2")
+    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
+    monkeypatch.setattr(sys, "path", [str(tmp_path)])
+    monkeypatch.setattr(sys, "meta_path", [importlib.machinery.PathFinder])
+    assert nccl_path() is None, "no package of NVIDIA"
     library = tmp_path / "nvidia/nccl/lib/libnccl.so.2"
     library.parent.mkdir(parents=True)
+    importlib.invalidate_caches()
+    assert nccl_path() is None, "a package without the library"
     library.touch()
-    monkeypatch.syspath_prepend(tmp_path)
-    monkeypatch.delitem(sys.modules, "nvidia", raising=False)
     assert nccl_path() == str(library)
+    assert "nvidia" not in sys.modules
 
 
 def connect_everywhere(folder: str) -> None:
@@ -264,10 +361,22 @@ def connect_everywhere(folder: str) -> None:
     assert len(ids) == 2 and all(one[0] == 0 and len(one) == UNIQUE_ID_BYTES for one in ids), "made by process 0"
     assert (("unique_id",) in native.calls) == (here == 0)
     transport.shutdown()
-    second = FakeNative("prepare" if here == 1 else "")
-    refused = transport.init(mesh, sizes=SIZES, topology=Topology.uniform(2, 2), library=lambda: second)
-    assert refused.reasons == ("prepare does not work (process 1)",)
-    assert "connect" not in second.names() and second.names()[-1] == "destroy"
+    for step in ("prepare", "connect"):
+        native = FakeNative(step if here == 1 else "")
+        refused = transport.init(mesh, sizes=SIZES, topology=Topology.uniform(2, 2), library=lambda: native)  # noqa: B023
+        assert refused.reasons == (f"{step} does not work (process 1)",)
+        assert ("connect" in native.names()) == (step == "connect") and native.names()[-1] == "destroy"
+        transport.shutdown()
+        # Not foreseen: the other process must not wait for one that has left.
+        native = FakeNative(step if here == 1 else "", error=OSError)
+        try:
+            refused = transport.init(mesh, sizes=SIZES, topology=Topology.uniform(2, 2), library=lambda: native)  # noqa: B023
+        except OSError:
+            assert here == 1
+        else:
+            assert here == 0 and refused.reasons == (f"OSError: {step} does not work (process 1)",)
+        assert native.names()[-1] == "destroy"
+        transport.shutdown()
     Path(folder, str(here)).write_text("done")
 
 

@@ -12,7 +12,7 @@ def first_reason(reason: str | None) -> str | None:
     if jax.process_count() == 1:
         return reason
     mine = np.zeros(_REASON_BYTES, np.uint8)
-    text = (reason or "").encode()[:_REASON_BYTES]
+    text = (reason or "").encode(errors="replace")[:_REASON_BYTES]  # a path may hold what is no Unicode
     mine[: len(text)] = np.frombuffer(text, np.uint8)
     everyone = np.asarray(multihost_utils.process_allgather(mine)).reshape(jax.process_count(), _REASON_BYTES)
     for process, row in enumerate(everyone):

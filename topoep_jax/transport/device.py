@@ -12,7 +12,7 @@ from collections.abc import Callable, Sequence
 import jax
 import jax.numpy as jnp
 import numpy as np
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from topoep_jax.config import LayerConfig
@@ -27,6 +27,8 @@ NUM_WORKERS = 32
 TIMEOUT_S = 60.0
 """Default of how long a kernel waits for a peer."""
 
+_MAX_TIMEOUT_S = 1e6  # nanoseconds must fit 64 bits, also once they are counted as clock cycles
+
 PHASES = (
     "its windows to be open for a pull",
     "its parameters to be ready",
@@ -35,9 +37,11 @@ PHASES = (
     "room for gradients",
     "its gradients",
     "the network to complete a copy",
+    "a legal row of slot_expert, in which the step is a slot (out of range, one of its mains, or held twice)",
 )
-"""What a wait was for, by `enum Word` of xla_ffi/transfer/fabric.h; the last is no word."""
+"""What a wait was for, by `enum Word` of xla_ffi/transfer/fabric.h, and on as xla_ffi/transport/device_group.h says."""
 
+_FORESEEN = (ImportError, NativeError)  # something is missing here, and lax collectives serve
 _STEP_BITS = 28  # of a stamp, as in fabric.h
 
 _log = logging.getLogger("topoep_jax")
@@ -96,6 +100,7 @@ class Failure:
 class _Registry:
     groups: dict[str, Group] = dataclasses.field(default_factory=dict)
     native: dict[str, Native] = dataclasses.field(default_factory=dict)
+    devices: dict[str, list[jax.Device]] = dataclasses.field(default_factory=dict)  # of this process, of `native`
     next_ident: int = 0  # processes make groups in the same order, so they agree
 
 
@@ -130,7 +135,7 @@ def init(
       dtype: the widest in which parameters travel, which is that of a layer's tokens; windows for bfloat16 are half as
         large as for float32.
       staging_bytes: of the buffer in which replica gradients arrive.
-      timeout_s: how long a kernel waits for a peer before it gives up; see `failure`.
+      timeout_s: how long a kernel waits for a peer before it gives up, at most 1e6 seconds; see `failure`.
       require: raise instead of taking lax collectives.
       compile_only: for ahead-of-time compilation; no communicator is made, and a program refuses to run.
       library: makes the native part, for tests.
@@ -138,11 +143,13 @@ def init(
     Raises:
       ValueError: the arguments contradict each other, or the axis has a group already.
       RuntimeError: with `require`, what is missing.
+      Exception: what this process alone ran into and nobody foresaw, such as an OSError. The other processes have heard
+        of it by then, as of something that is missing.
     """
     if axis in _registry.groups:
         raise ValueError(f"axis {axis!r} has a transport already: call topoep_jax.transport.shutdown({axis!r}) first")
-    if not timeout_s > 0:
-        raise ValueError(f"timeout_s={timeout_s} must be positive")
+    if not 0 < timeout_s <= _MAX_TIMEOUT_S:
+        raise ValueError(f"timeout_s={timeout_s} must be positive, and at most {_MAX_TIMEOUT_S:.0f} seconds")
     topology, needed = _needed(mesh, axis, configs, sizes, topology, dtype, staging_bytes)
     ident = _registry.next_ident
     _registry.next_ident += 1
@@ -153,6 +160,7 @@ def init(
     spec = GroupSpec(topology.domain_of_rank, NUM_WORKERS, int(timeout_s * 1e9), tuple(needed))
     native, reason = _connect(ident, mesh, axis, local, spec, library)
     if reason is None:
+        _registry.devices[axis] = _local_devices(mesh)
         return _keep(dataclasses.replace(device, local=tuple(local)), native)
     line = f"transport for axis {axis!r}: lax collectives instead of device kernels, because {reason}"
     if require:
@@ -175,10 +183,31 @@ def group(axis: str = "ep") -> Group:
 
 
 def shutdown(axis: str = "ep") -> None:
-    """Ends the group of `axis`, if there is one, and frees its memory. Collective; no program may use it any more."""
+    """Ends the group of `axis`, if there is one, and frees its memory. Collective; no program may use it any more.
+
+    Programs that this process has started end first. Those of *other* processes may still read this process's memory:
+    where there are several, let them meet before (`jax.experimental.multihost_utils.sync_global_devices`), each after
+    `jax.block_until_ready` on its last results.
+    """
     ended, native = _registry.groups.pop(axis, None), _registry.native.pop(axis, None)
+    devices = _registry.devices.pop(axis, [])
     if ended is not None and native is not None:
+        try:
+            _finish(devices)
+        except jax.errors.JaxRuntimeError as error:  # a device that has failed runs nothing any more
+            _log.warning("transport for axis %r ends on a device that has failed: %s", axis, _line(error))
         native.destroy(ended.ident, ended.local)
+
+
+def _finish(devices: list[jax.Device]) -> None:
+    """Waits until these devices have run all that they were given.
+
+    JAX returns before a program is launched, and a GPU runs programs in the order in which it got them; so one more
+    program on every device ends after all others, whether somebody still holds their results or not.
+    """
+    if devices:
+        one_each = NamedSharding(Mesh(np.array(devices), ("device",)), PartitionSpec("device"))
+        jax.block_until_ready(jax.jit(jnp.negative)(jax.device_put(np.zeros(len(devices), np.int32), one_each)))
 
 
 def failure() -> Failure | None:
@@ -233,12 +262,16 @@ def _columns(mesh: Mesh, axis: str) -> np.ndarray:
 
 
 def _local_ranks(mesh: Mesh, axis: str) -> list[LocalRank]:
-    here = jax.process_index()
+    local = _local_devices(mesh)
     return [
         LocalRank(device.local_hardware_id, rank, clique)
         for (rank, clique), device in np.ndenumerate(_columns(mesh, axis))
-        if device.process_index == here and device.local_hardware_id is not None
+        if device in local and device.local_hardware_id is not None
     ]
+
+
+def _local_devices(mesh: Mesh) -> list[jax.Device]:
+    return [device for device in mesh.devices.flat if device.process_index == jax.process_index()]
 
 
 def _platforms(mesh: Mesh) -> list[str]:
@@ -273,31 +306,34 @@ def _connect(
     """The native part with the group connected on every rank, or the reason of the first process that cannot.
 
     Each step that can fail on one process alone ends with an agreement, before others enter a call of NCCL that would
-    wait for it forever.
+    wait for it forever. So nothing that is raised may leave before; what was not foreseen is raised again at the end.
     """
     topology = Topology(spec.domain_of_rank)
     reason = _misplaced(mesh, axis, topology)
     if reason is not None:
         return None, reason
     native: Native | None = None
+    fault: Exception | None = None
     ids: list[bytes] = [bytes(UNIQUE_ID_BYTES)] * _columns(mesh, axis).shape[1]
     try:
         native = library()
         if jax.process_index() == 0:
             ids = [native.unique_id() for _ in ids]
         native.prepare(ident, local, spec)
-    except (ImportError, NativeError) as error:
-        reason = _line(error)
+    except Exception as error:  # noqa: BLE001
+        fault, reason = error, _line(error)
     reason = agree.first_reason(reason)
     if reason is None and native is not None:
         ids = agree.from_process_0(ids, UNIQUE_ID_BYTES)
         try:
             reason = _split_domain(topology, native.connect(ident, local, ids))
-        except NativeError as error:
-            reason = _line(error)
+        except Exception as error:  # noqa: BLE001
+            fault, reason = error, _line(error)
         reason = agree.first_reason(reason)
     if reason is not None and native is not None:
-        native.destroy(ident, local)
+        native.destroy(ident, local, everywhere=False)
+    if fault is not None and not isinstance(fault, _FORESEEN):
+        raise fault
     return native, reason
 
 
@@ -314,4 +350,8 @@ def _split_domain(topology: Topology, lsa_size: int) -> str | None:
 
 
 def _line(error: Exception) -> str:
-    return " ".join(str(error).split())
+    """What an error says, in one line that is not empty; of what was not foreseen also its type."""
+    text, kind = " ".join(str(error).split()), type(error).__name__
+    if not text:
+        return kind
+    return text if isinstance(error, _FORESEEN) else f"{kind}: {text}"

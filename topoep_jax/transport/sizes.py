@@ -5,6 +5,8 @@ from typing import NamedTuple
 
 from topoep_jax import _xla_ffi
 from topoep_jax._native import PULL_IDS
+from topoep_jax.plan.cost import MAX_REPLICAS
+from topoep_jax.plan.hardware import is_integer
 from topoep_jax.topology import Topology
 
 STAGING_BYTES = 64 * 2**20
@@ -12,6 +14,8 @@ STAGING_BYTES = 64 * 2**20
 
 _BOUNCE_BYTES = 8 * 2**20  # the workers' shares, together
 _GRAIN = 16
+_MAX_EXPERTS = 2**31 - 1
+_MAX_BYTES = 2**48  # of all experts and replicas, or of staging: beyond any cluster, and sums of it fit 64 bits
 
 
 class LayerSizes(NamedTuple):
@@ -56,8 +60,9 @@ def group_sizes(layers: Iterable[LayerSizes], topology: Topology, staging_bytes:
     if not moving:
         raise ValueError("no layer has replica slots, and the device transport moves nothing but replicas")
     for layer in moving:
-        if layer.num_mains < 1 or layer.expert_bytes < 1 or layer.pulls not in PULL_IDS:
-            raise ValueError(f"{layer} needs a main, a byte and one of {tuple(PULL_IDS)}")
+        _check(layer, topology.num_ranks)
+    if not is_integer(staging_bytes) or staging_bytes > _MAX_BYTES:
+        raise ValueError(f"staging_bytes={staging_bytes!r} must be an integer up to {_MAX_BYTES}")
     replicas = topology.num_ranks * max(layer.num_slots for layer in moving)
     least = 2 * _GRAIN * replicas
     if staging_bytes < least:
@@ -80,3 +85,19 @@ def group_sizes(layers: Iterable[LayerSizes], topology: Topology, staging_bytes:
         for layer in moving
     ]
     return GroupSizes(*(max(column) for column in zip(*sizes, strict=True)))
+
+
+def _check(layer: LayerSizes, ranks: int) -> None:
+    numbers = (layer.num_mains, layer.num_slots, layer.expert_bytes)
+    if (
+        layer.pulls not in PULL_IDS
+        or not all(is_integer(number) and number > 0 for number in numbers)
+        or layer.num_mains > _MAX_EXPERTS // ranks
+        or layer.num_slots > min(layer.num_mains * (ranks - 1), MAX_REPLICAS // ranks)
+        or layer.expert_bytes * ranks * (layer.num_mains + layer.num_slots) > _MAX_BYTES
+    ):
+        raise ValueError(
+            f"{layer} on {ranks} ranks: give positive integers and pulls of {tuple(PULL_IDS)}; num_mains is at most"
+            f" {_MAX_EXPERTS // ranks}, num_slots at most num_mains x {ranks - 1} and {MAX_REPLICAS // ranks}, and"
+            f" expert_bytes x {ranks} x (num_mains + num_slots) at most {_MAX_BYTES}"
+        )
