@@ -88,6 +88,11 @@ EPOCH = jnp.zeros(1, jnp.int32)
             lambda: device_pull(MAINS, PLAN, EPOCH[0], GROUP, COST),
             r"expected int32 \(1,\)",
         ),
+        (
+            lambda: device_pull(MAINS, PLAN.astype(jnp.float32), EPOCH, GROUP, COST),
+            "slot_expert is float32, expected the int32 array of a plan",
+        ),
+        (lambda: device_push(MAINS, MAINS, PLAN.astype(jnp.int16), EPOCH, MAINS, GROUP), "slot_expert is int16"),
         (lambda: device_push(MAINS, MAINS, PLAN, EPOCH, MAINS, GROUP), r"slot_grads have shape \(2, 8\)"),
         (
             lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, EPOCH, MAINS, GROUP),

@@ -116,6 +116,8 @@ def _check(mains: jax.Array, slot_expert: jax.Array, group: Group) -> None:
             f"an expert array {mains.shape} and slot_expert {slot_expert.shape} must be [Em, D] and [R, N] with"
             f" R={ranks} ranks of the group and at least one slot"
         )
+    if slot_expert.dtype != jnp.int32:
+        raise ValueError(f"slot_expert is {slot_expert.dtype}, expected the int32 array of a plan")
 
 
 def _check_windows(mains: jax.Array, num_slots: int, group: Group, pulls: str) -> None:
