@@ -21,9 +21,9 @@
 //   attributes group int64, domain_of_rank int32 [R] as for a pull
 //
 // `epoch` is no epoch of the protocol, which are the group's own: it and `carried` only make calls depend on each other
-// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). All ranks must pass the same slot_expert. One that is
-// no legal placement (placement.h) shows only when the kernels run: they leave a Failure and end the CUDA context, as
-// after a time-out. A group that is missing, closed, of another size or made for compilation only is
+// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). All ranks must pass the same slot_expert. One that
+// is no legal placement (placement.h) shows only when the kernels run: they leave a Failure and end the CUDA context,
+// as after a time-out. A group that is missing, closed, of another size or made for compilation only is
 // FailedPrecondition, and says which and what to do. A shape that does not fit the group's windows is InvalidArgument.
 
 #ifndef TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
