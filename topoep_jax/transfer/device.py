@@ -2,9 +2,9 @@
 
 The kernels wait for each other across ranks, so all ranks must run a program's calls in one order, whatever XLA's
 scheduler does. Data dependencies see to that: `epoch`, an int32 [1] of any value, comes from what must be over before
-the call, and `carried` goes on to what must wait for it. (Optimization barriers would not do: XLA drops them before it
-schedules.) So the calls need no side effect of their own, which `jax.checkpoint` refuses on jax 0.10. The protocol's
-own counters are the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
+the call, and `carried` goes on to what must wait for it. (Optimization barriers would not do: not every XLA keeps them
+until it schedules.) So the calls need no side effect of their own, which `jax.checkpoint` refuses on jax 0.10. The
+protocol's own counters are the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
 """
 
 import jax
