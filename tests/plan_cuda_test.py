@@ -4,9 +4,12 @@ implementation, and what the program holds ready. tests/aot_plan_test.py compile
 
 import functools
 import re
+import subprocess
+import sys
 
 import jax
 import jax.export
+import jax.extend
 import jax.numpy as jnp
 import numpy as np
 import pytest
@@ -73,15 +76,53 @@ def test_baselines_have_no_kernels(loads):
         solve(demand(), planner="llep", implementation="cuda")
 
 
+def equations(jaxpr):
+    """Those of programs inside of it, too."""
+    for equation in jaxpr.eqns:
+        yield equation
+        for inner in equation.params.values():
+            if isinstance(inner, jax.extend.core.ClosedJaxpr):
+                yield from equations(inner.jaxpr)
+
+
+def working_memory(**options):
+    """What a plan for 32 ranks and 128 experts holds ready."""
+    omega = jax.ShapeDtypeStruct((32, 128), jnp.int32)
+    topology = type(TOPOLOGY).uniform(4, 8)
+    jaxpr = jax.make_jaxpr(lambda o: solve_plan(o, topology, COST, num_slots=2, **options))(omega)
+    [call] = [equation for equation in equations(jaxpr.jaxpr) if equation.primitive.name == "ffi_call"]
+    return call.outvars[-1].aval
+
+
 @pytest.mark.parametrize(
     ("planner", "effort", "most"), [("none", "fast", 1), ("topoep", "fast", 5), ("topoep", "full", 30)]
 )
 def test_working_memory_is_a_result_and_bounded(planner, effort, most):
     """XLA places it; megabytes at 32 ranks and 128 experts. Where all entries do not fit, fewer run side by side."""
-    omega = jax.ShapeDtypeStruct((32, 128), jnp.int32)
-    topology = type(TOPOLOGY).uniform(4, 8)
-    jaxpr = jax.make_jaxpr(lambda o: solve_plan(o, topology, COST, num_slots=2, planner=planner, effort=effort))(omega)
-    [call] = [equation for equation in jaxpr.eqns if equation.primitive.name == "ffi_call"]
-    workspace = call.outvars[-1].aval
+    workspace = working_memory(planner=planner, effort=effort)
     assert workspace.dtype == np.uint8
     assert 0 < workspace.size <= most << 20
+
+
+EAGER_BATCH = """
+import functools, resource
+import jax, jax.numpy as jnp
+from topoep_jax import CostModel, Topology, solve_plan
+
+cost = CostModel(expert_bytes=16, token_bytes=4, row_ps=200, inter_fs_per_byte=20000, intra_fs_per_byte=5000)
+solve = functools.partial(solve_plan, topology=Topology.uniform(4, 8), cost=cost, num_slots=2, effort="fast")
+peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * 1024
+omega = jnp.ones((64, 32, 128), jnp.int32)
+jax.block_until_ready(jax.vmap(solve)(omega[:2]))
+before = peak()
+jax.block_until_ready(jax.vmap(solve)(omega))
+print(peak() - before)
+"""
+
+
+def test_an_eager_batch_keeps_no_working_memory():
+    command = [sys.executable, "-c", EAGER_BATCH]
+    told = subprocess.run(command, capture_output=True, text=True, check=True).stdout.splitlines()[-1]
+    stacked = 64 * working_memory(effort="fast").size
+    assert stacked > 100 << 20, "else this shows nothing"
+    assert int(told) < stacked // 2

@@ -1,6 +1,7 @@
 """Loads the C++ extension, registers its XLA FFI targets once, and wraps each in a typed Python function."""
 
 import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -38,6 +39,22 @@ for _name, _handler in _xla_ffi.registrations().items():
     jax.ffi.register_ffi_target(_name, _handler, platform=TARGETS[_name])
 
 
+# A program also where it is called eagerly: the working memory stays inside it, which vmap would stack else.
+@functools.partial(
+    jax.jit,
+    static_argnames=(
+        "domain_of_rank",
+        "cost",
+        "num_slots",
+        "cap_rows",
+        "block_rows",
+        "planner",
+        "objective",
+        "effort",
+        "num_threads",
+    ),
+    inline=True,
+)
 def plan(
     omega: jax.Array,
     *,
