@@ -115,7 +115,7 @@ struct RankState {
 // The wait that ran out of time. Plain words, so that a device can leave them in pinned memory before it traps.
 struct Failure {
   int64_t failed;  // 0: none
-  int64_t word;
+  int64_t word;    // or, on a device, what device_group.h adds
   int64_t peer;
   int64_t value;  // that the peer did not send
 };

@@ -53,10 +53,10 @@ std::unique_ptr<Group> Group::Prepare(const NcclApi& nccl, GroupOptions options,
 }
 
 bool Group::Allocate(std::string* error) {
+  const std::string loading =
+      "loading the kernels, of which " + std::to_string(options_.num_workers) + " blocks must fit together";
   if (!Ok(cudaSetDevice(options_.device), "selecting the GPU", error) ||
-      !Ok(PrepareKernels(options_.device, options_.num_workers), "loading the kernels, all blocks of which must fit",
-          error) ||
-      !AllocateWindows(error)) {
+      !Ok(PrepareKernels(options_.device, options_.num_workers), loading.c_str(), error) || !AllocateWindows(error)) {
     return false;
   }
   Arena measured;
