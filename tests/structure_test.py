@@ -100,7 +100,7 @@ def test_every_native_source_is_listed_once() -> None:
     present = [name_of(path) for path in (ROOT / "xla_ffi").rglob("*") if path.suffix in suffixes]
     assert sorted(listed) == sorted(present)
     tests = [path.stem for path in (ROOT / "tests" / "cc").glob("*.cc")]
-    assert sorted(lists["CC_TESTS"] + lists["CC_MUTANTS"]) == sorted(tests)
+    assert sorted(lists["CC_TESTS"] + lists["CC_CUDA_TESTS"] + lists["CC_MUTANTS"]) == sorted(tests)
 
 
 def test_the_extension_registers_what_python_expects() -> None:

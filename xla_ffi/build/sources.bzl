@@ -100,6 +100,11 @@ CC_MUTANTS = [
     "mutant_transfer",
 ]
 
+# Needs the headers of CUDA and NCCL: tests/cuda_group_test.py builds and runs it.
+CC_CUDA_TESTS = [
+    "group_bringup",
+]
+
 CC_TESTS = [
     "block_team_test",
     "cost_test",
