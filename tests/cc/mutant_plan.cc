@@ -11,10 +11,10 @@
 #include <cstdint>
 #include <cstdio>
 #include <string>
-#include <vector>
 
 #include "tests/cc/mutant_team.h"
 #include "tests/cc/random_instance.h"
+#include "xla_ffi/plan/host_workspace.h"
 #include "xla_ffi/plan/solver.cc"  // SolveOn(), and Solve() for the right answer
 
 namespace topoep {
@@ -26,45 +26,23 @@ constexpr int kNeverReached = 3;
 constexpr uint32_t kProblems = 400;
 constexpr int32_t kLanes = 3;
 
-// A workspace with its memory.
-class Scratch {
- public:
-  Scratch(const Problem& problem, int32_t teams, bool keep)
-      : domains_(problem),
-        bytes_(Measure(problem, teams, keep), std::byte{0x5a}),
-        work_(LayOut(problem, teams, keep)) {}
-
-  const Workspace& Work() const { return work_; }
-
- private:
-  int64_t Measure(const Problem& problem, int32_t teams, bool keep) {
-    Arena arena;
-    const Workspace unused(problem, domains_.View(), teams, arena, keep ? kKeepBytes : 0);
-    return arena.Used();
-  }
-  Workspace LayOut(const Problem& problem, int32_t teams, bool keep) {
-    Arena arena(bytes_.data());
-    return Workspace(problem, domains_.View(), teams, arena, keep ? kKeepBytes : 0);
-  }
-
-  DomainTable domains_;
-  std::vector<std::byte> bytes_;
-  Workspace work_;
-};
+constexpr std::byte kJunk{0x5a};
 
 // As Solve() does it: one team for everything.
 Answer SolveOnOneTeam(const Problem& problem) {
-  const Scratch scratch(problem, 1, false);
+  HostWorkspace workspace(problem, 1, 0);
+  workspace.Fill(kJunk);
   Answer answer(problem);
-  RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { SolveOn(team, problem, scratch.Work(), answer.View()); });
+  RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { SolveOn(team, problem, workspace.Work(), answer.View()); });
   return answer;
 }
 
 // As a device does it: every entry on a team of its own, which keeps its plans.
 Answer SolveInThreeSteps(const Problem& problem) {
   constexpr int32_t kMostRuns = 8;
-  const Scratch scratch(problem, kMostRuns, true);
-  const Workspace& work = scratch.Work();
+  HostWorkspace workspace(problem, kMostRuns);
+  workspace.Fill(kJunk);
+  const Workspace& work = workspace.Work();
   Answer answer(problem);
   RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { Begin(team, problem, work); });
   for (int32_t run = work.NumRuns() - 1; run >= 0; --run) {

@@ -10,6 +10,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/dedup.h",
     "xla_ffi/plan/domains.h",
     "xla_ffi/plan/finish.h",
+    "xla_ffi/plan/host_workspace.h",
     "xla_ffi/plan/links.h",
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/plan.h",

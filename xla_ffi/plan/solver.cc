@@ -1,9 +1,8 @@
 #include "xla_ffi/plan/solver.h"
 
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 
+#include "xla_ffi/plan/host_workspace.h"
 #include "xla_ffi/plan/solve.h"
 #include "xla_ffi/team/thread_team.h"
 
@@ -25,13 +24,8 @@ void SolveOn(Team& team, const Problem& problem, const Workspace& work, const Pl
 }  // namespace
 
 void Solve(const Problem& problem, const Plan& plan) {
-  const DomainTable domains(problem);
-  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, arena); };
-  Arena measure;
-  lay_out(measure);
-  const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);
-  Arena arena(bytes.get());
-  const Workspace work = lay_out(arena);
+  const HostWorkspace workspace(problem);
+  const Workspace& work = workspace.Work();
   if (problem.num_threads == 1) {
     SerialTeam team;
     SolveOn(team, problem, work, plan);

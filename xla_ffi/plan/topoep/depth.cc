@@ -1,12 +1,10 @@
 #include "xla_ffi/plan/topoep/depth.h"
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
-#include <memory>
 #include <vector>
 
-#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/host_workspace.h"
 #include "xla_ffi/plan/solve.h"
 
 namespace topoep {
@@ -17,13 +15,8 @@ constexpr int64_t kKernelBoundaries = 2;
 }  // namespace
 
 Depth PlanDepth(const Problem& problem, int32_t threads) {
-  const DomainTable domains(problem);
-  const auto lay_out = [&](Arena& arena) { return Workspace(problem, domains.View(), 1, arena); };
-  Arena measure;
-  lay_out(measure);
-  const std::unique_ptr<std::byte[]> bytes(new std::byte[measure.Used()]);
-  Arena arena(bytes.get());
-  const Workspace work = lay_out(arena);
+  const HostWorkspace workspace(problem);
+  const Workspace& work = workspace.Work();
   const Memory memory = work.MemoryOf(0);
   std::vector<int32_t> slot_expert(int64_t{problem.num_ranks} * problem.num_slots);
   std::vector<int32_t> quota(problem.NumQuotas());

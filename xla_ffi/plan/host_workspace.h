@@ -1,0 +1,50 @@
+// A workspace in memory of the host.
+
+#ifndef TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
+#define TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
+
+#include <algorithm>
+#include <cstddef>
+#include <cstdint>
+#include <memory>
+
+#include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/solve.h"
+
+namespace topoep {
+
+// Owns what a Workspace points to but for the problem's tables. Its memory is not cleared: no body may rely on zeros.
+class HostWorkspace {
+ public:
+  explicit HostWorkspace(const Problem& problem, int32_t teams = 1, int64_t keep_bytes = kKeepBytes)
+      : domains_(problem),
+        num_bytes_(Measure(problem, teams, keep_bytes)),
+        bytes_(new std::byte[num_bytes_]),
+        work_(LayOut(problem, teams, keep_bytes)) {}
+
+  const Workspace& Work() const { return work_; }
+
+  // For tests: every byte takes this value.
+  void Fill(std::byte value) { std::fill_n(bytes_.get(), num_bytes_, value); }
+
+ private:
+  int64_t Measure(const Problem& problem, int32_t teams, int64_t keep_bytes) const {
+    Arena arena;
+    const Workspace unused(problem, domains_.View(), teams, arena, keep_bytes);
+    return arena.Used();
+  }
+  Workspace LayOut(const Problem& problem, int32_t teams, int64_t keep_bytes) const {
+    Arena arena(bytes_.get());
+    return Workspace(problem, domains_.View(), teams, arena, keep_bytes);
+  }
+
+  DomainTable domains_;
+  int64_t num_bytes_;
+  std::unique_ptr<std::byte[]> bytes_;
+  Workspace work_;
+};
+
+}  // namespace topoep
+
+#endif  // TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
