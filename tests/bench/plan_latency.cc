@@ -11,6 +11,7 @@
 #include <iostream>
 #include <vector>
 
+#include "xla_ffi/plan/host_workspace.h"
 #include "xla_ffi/plan/solve.h"
 
 namespace {
@@ -198,18 +199,14 @@ void Run() {
   problem.block_rows = 128;
   problem.planner = static_cast<Planner>(sizes[1]);
   problem.effort = &effort;
-  const DomainTable domains(problem);
-  Arena measure;
-  const Workspace measured(problem, domains.View(), 1, measure);
-  std::vector<std::byte> bytes(measure.Used());
-  Arena arena(bytes.data());
-  const Workspace work(problem, domains.View(), 1, arena);
+  const HostWorkspace workspace(problem);
+  const Workspace& work = workspace.Work();
   const Memory memory = work.MemoryOf(0);
   std::vector<int32_t> answer(problem.num_ranks * (problem.num_slots + 1) + problem.NumQuotas() + 3);
   int32_t* const load = answer.data() + problem.num_ranks * problem.num_slots + problem.NumQuotas();
   const Plan plan{answer.data(), answer.data() + problem.num_ranks * problem.num_slots, load, load + problem.num_ranks,
                   load + problem.num_ranks + 2};
-  ranges[0] = RangeOf(bytes);
+  ranges[0] = {reinterpret_cast<uintptr_t>(workspace.begin()), reinterpret_cast<uintptr_t>(workspace.end())};
   ranges[1] = RangeOf(omega);
   ranges[2] = RangeOf(answer);
 

@@ -6,6 +6,7 @@
 //   mutant_plan none        leaves nothing out
 //   mutant_plan --list      the same, and prints every barrier that the problems come to, with the number of visits
 
+#include <algorithm>
 #include <cinttypes>
 #include <cstddef>
 #include <cstdint>
@@ -30,8 +31,8 @@ constexpr std::byte kJunk{0x5a};
 
 // As Solve() does it: one team for everything.
 Answer SolveOnOneTeam(const Problem& problem) {
-  HostWorkspace workspace(problem, 1, 0);
-  workspace.Fill(kJunk);
+  const HostWorkspace workspace(problem, 1, 0);
+  std::fill(workspace.begin(), workspace.end(), kJunk);
   Answer answer(problem);
   RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { SolveOn(team, problem, workspace.Work(), answer.View()); });
   return answer;
@@ -40,8 +41,8 @@ Answer SolveOnOneTeam(const Problem& problem) {
 // As a device does it: every entry on a team of its own, which keeps its plans.
 Answer SolveInThreeSteps(const Problem& problem) {
   constexpr int32_t kMostRuns = 8;
-  HostWorkspace workspace(problem, kMostRuns);
-  workspace.Fill(kJunk);
+  const HostWorkspace workspace(problem, kMostRuns);
+  std::fill(workspace.begin(), workspace.end(), kJunk);
   const Workspace& work = workspace.Work();
   Answer answer(problem);
   RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { Begin(team, problem, work); });

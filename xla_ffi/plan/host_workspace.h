@@ -3,7 +3,6 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
 #define TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
 
-#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <memory>
@@ -25,8 +24,9 @@ class HostWorkspace {
 
   const Workspace& Work() const { return work_; }
 
-  // For tests: every byte takes this value.
-  void Fill(std::byte value) { std::fill_n(bytes_.get(), num_bytes_, value); }
+  // The memory, for those who fill it with junk or watch it.
+  std::byte* begin() const { return bytes_.get(); }
+  std::byte* end() const { return bytes_.get() + num_bytes_; }
 
  private:
   int64_t Measure(const Problem& problem, int32_t teams, int64_t keep_bytes) const {
