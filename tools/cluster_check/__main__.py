@@ -11,7 +11,6 @@ uses a port of its own, from the coordinator's on. Exit status 1 if a check fail
 import argparse
 import dataclasses
 import datetime
-import json
 import socket
 import subprocess
 import sys
@@ -20,8 +19,8 @@ from pathlib import Path
 
 from tools.cluster_check.cluster import Cluster
 from tools.gpu_check import machine
-from tools.gpu_check.__main__ import tell
-from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks, verdict
+from tools.gpu_check.report import status_of, tell, write_report
+from tools.gpu_check.runner import ROOT, Check, Result, Setting, run_checks
 
 CHECKS = (
     Check("bring_up", "tools.cluster_check.transfers:bring_up", 300),
@@ -58,26 +57,13 @@ def main() -> int:
     started = datetime.datetime.now(datetime.UTC)
     start = time.monotonic()
     results = _run(args, start + 60 * args.budget_minutes)
-    if args.node == 0:
-        report = {
-            "label": "dry-run" if args.dry_run else "cluster",
-            "started": started.isoformat(timespec="seconds"),
-            "commit": machine.commit(),
-            "minutes": round((time.monotonic() - start) / 60, 2),
-            "planted": args.plant,
-            "nodes": args.nodes,
-            "machine": machine.facts(),
-            "versions": machine.versions(),
-            "checks": [dataclasses.asdict(result) for result in results],
-        }
-        path = args.folder / "report.json"
-        if not args.dry_run and not args.plant:
-            size = f"{args.nodes}x{len(machine.gpus())}"
-            path = ROOT / "results/cluster" / f"{started:%Y%m%d_%H%M}_{size}.json"
-        path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(json.dumps(report, indent=1) + "\n")
-        print(f"{path}: {verdict(results)}")
-    return 1 if any(result.status == FAILED for result in results) else 0
+    if args.node != 0:
+        return status_of(results)
+    path = args.folder / "report.json"
+    if not args.dry_run and not args.plant:
+        path = ROOT / "results/cluster" / f"{started:%Y%m%d_%H%M}_{args.nodes}x{len(machine.gpus())}.json"
+    label = "dry-run" if args.dry_run else "cluster"
+    return write_report(path, label, started, args.plant, results, nodes=args.nodes)
 
 
 def _run(args: argparse.Namespace, deadline: float) -> list[Result]:

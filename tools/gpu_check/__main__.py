@@ -8,16 +8,15 @@ plant a fault, which it must find: then the exit status must be 1.
 """
 
 import argparse
-import dataclasses
 import datetime
-import json
 import re
 import sys
 import time
 from pathlib import Path
 
 from tools.gpu_check import machine
-from tools.gpu_check.runner import FAILED, ROOT, Check, Result, Setting, run_checks, verdict
+from tools.gpu_check.report import tell, write_report
+from tools.gpu_check.runner import ROOT, Check, Setting, run_checks
 
 GRAPHS = "XLA_FLAGS=--xla_gpu_enable_command_buffer=FUSION,CUSTOM_CALL,WHILE --xla_gpu_graph_min_graph_size=1"
 
@@ -36,11 +35,6 @@ CHECKS = (
     Check("synccheck", "tools.gpu_check.sanitizers:synccheck", 300),
     Check("gemms", "tools.gpu_check.plans:gemms", 60),
 )
-
-
-def tell(result: Result) -> None:
-    """One line, and the reason where it did not pass."""
-    print(f"{result.name:18} {result.status:8} {result.seconds:7.1f} s  {result.reason}", flush=True)
 
 
 def main() -> int:
@@ -63,26 +57,13 @@ def main() -> int:
     checks = [check for check in CHECKS if not args.only or check.name in args.only]
     setting = Setting(args.folder.resolve(), args.dry_run, args.plant, args.nccl_include)
     results = run_checks(checks, setting, start + 60 * args.budget_minutes, tell)
-    report = {
-        "label": "dry-run" if args.dry_run else "gpu",
-        "started": started.isoformat(timespec="seconds"),
-        "commit": machine.commit(),
-        "minutes": round((time.monotonic() - start) / 60, 2),
-        "budget_minutes": args.budget_minutes,
-        "planted": args.plant,
-        "machine": machine.facts(),
-        "versions": machine.versions(),
-        "checks": [dataclasses.asdict(result) for result in results],
-    }
     if args.dry_run or args.plant:
         path = args.folder / "report.json"
     else:
         name = re.sub(r"\W+", "_", gpus[0]["name"])
         path = ROOT / "results/gpu" / f"{started:%Y%m%d_%H%M}_{name}.json"
-    path.parent.mkdir(parents=True, exist_ok=True)
-    path.write_text(json.dumps(report, indent=1) + "\n")
-    print(f"{path}: {verdict(results)}")
-    return 1 if any(result.status == FAILED for result in results) else 0
+    label = "dry-run" if args.dry_run else "gpu"
+    return write_report(path, label, started, args.plant, results, budget_minutes=args.budget_minutes)
 
 
 if __name__ == "__main__":

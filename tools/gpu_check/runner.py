@@ -67,13 +67,6 @@ class Result:
     details: dict[str, object]
 
 
-def verdict(results: Sequence[Result]) -> str:
-    """The counts, and which checks were not made: a run without failures proves nothing about them."""
-    names = {status: [r.name for r in results if r.status == status] for status in (PASSED, FAILED, SKIPPED)}
-    skipped = f" (nothing is known of {', '.join(names[SKIPPED])})" if names[SKIPPED] else ""
-    return f"{len(names[PASSED])} passed, {len(names[FAILED])} failed, {len(names[SKIPPED])} skipped{skipped}"
-
-
 def run_checks(
     checks: Sequence[Check], setting: Setting, deadline: float, tell: Callable[[Result], None]
 ) -> list[Result]:
