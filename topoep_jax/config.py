@@ -6,7 +6,7 @@ import inspect
 import math
 import numbers
 from collections.abc import Mapping
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 from topoep_jax.plan.cost import CostModel, Hardware
 from topoep_jax.plan.pulls import MODES
@@ -15,8 +15,17 @@ from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.routing import Forced, get_router
 from topoep_jax.topology import Topology
 
-Overflow = Literal["loop", "drop"]
+Overflow = Literal["loop", "flag", "drop"]
+Residuals = Literal["none", "rows", "all"]
+Gemm = Literal["auto", "pallas", "scan", "ragged_dot"]
 Transport = Literal["xla", "device"]
+
+_CHOICES: dict[str, tuple[str, ...]] = {
+    "overflow": get_args(Overflow),
+    "residuals": get_args(Residuals),
+    "gemm": get_args(Gemm),
+    "transport": get_args(Transport),
+}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -41,7 +50,14 @@ class LayerConfig:
       block_rows: alignment of every instance's rows, the tile height of the grouped GEMM. 128 suits GPUs; with few
         tokens take T x K / E or less, or padding outweighs the rows.
       chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
-      overflow: what happens to rows beyond the receive buffer: "loop" runs exact extra passes, "drop" drops and counts.
+      overflow: what happens to rows beyond the receive buffer. "loop": exact extra passes, whose number the host reads
+        on a GPU. "flag": nothing is read; where `metrics.passes` > 1 the result is incomplete and must not be used, but
+        the batch run again with "loop". "drop": they are dropped and counted.
+      residuals: what the backward pass keeps besides tokens, router weights and the plan. "none": it dispatches again
+        and recomputes. "rows": the received rows [C, H]. "all": also the gate and up products [C, 2 I].
+      gemm: grouped product of the experts. "auto": Pallas on GPUs, a scan over blocks elsewhere. "ragged_dot" is slow,
+        and there to test the others.
+      staging_bytes: bound on the buffer in which a rank receives gradients of its experts' replicas, see `transfer.push`.
       transport: how replicas travel. "xla": lax collectives. "device": kernels that read and write other ranks' memory,
         in the group that `topoep_jax.transport.init` made for the axis; where a machine cannot, its group says so once
         and lax collectives do the same.
@@ -69,6 +85,9 @@ class LayerConfig:
     block_rows: int = 128
     chunks: int = 1
     overflow: Overflow = "loop"
+    residuals: Residuals = "none"
+    gemm: Gemm = "auto"
+    staging_bytes: int = 64 * 2**20
     transport: Transport = "xla"
     pulls: str = "direct"
     shared_ffn: int = 0
@@ -98,8 +117,9 @@ class LayerConfig:
             " the mean load, 1.05 is the default",
         )
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
-        _require(self.overflow in ("loop", "drop"), f"overflow={self.overflow!r} must be 'loop' or 'drop'")
-        _require(self.transport in ("xla", "device"), f"transport={self.transport!r} must be 'xla' or 'device'")
+        for name, allowed in _CHOICES.items():
+            value = getattr(self, name)
+            _require(value in allowed, f"{name}={value!r} must be {_either(allowed)}")
         _require(self.pulls in MODES, f"pulls={self.pulls!r} is unknown: choose one of {list(MODES)}")
         _require(
             self.transport == "device" or self.pulls == "direct",
@@ -110,7 +130,8 @@ class LayerConfig:
 
     def _check_types(self) -> None:
         """Integers become Python's, which do not overflow; what is no integer is refused."""
-        sizes = dict.fromkeys(("hidden", "ffn", "num_experts", "top_k", "block_rows"), 1) | {"shared_ffn": 0}
+        positive = ("hidden", "ffn", "num_experts", "top_k", "block_rows", "staging_bytes")
+        sizes = dict.fromkeys(positive, 1) | {"shared_ffn": 0}
         for name, least in (sizes | {"num_slots": None, "chunks": None}).items():
             value = getattr(self, name)
             integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
@@ -180,6 +201,11 @@ class LayerConfig:
         if self.chunks == 1:
             return (cap,)
         return (_round_up(-(-num_assignments // 4), self.block_rows), cap)
+
+
+def _either(names: tuple[str, ...]) -> str:
+    *others, last = map(repr, names)
+    return f"{', '.join(others)} or {last}"
 
 
 def _is_real(value: Any) -> bool:

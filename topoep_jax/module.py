@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from topoep_jax.config import LayerConfig, Overflow, Transport
+from topoep_jax.config import Gemm, LayerConfig, Overflow, Residuals, Transport
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
@@ -37,8 +37,8 @@ class MoE(nnx.Module):
         `jax.sharding.Mesh(devices, names)` makes them: `jax.make_mesh` makes Explicit ones, with which JAX wants to be
         told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
-      router, router_options, num_slots, planner, effort, cap_factor, block_rows, chunks, overflow, transport,
-        pulls, shared_ffn, forced: see `LayerConfig`.
+      router, router_options, num_slots, planner, effort, cap_factor, block_rows, chunks, overflow, residuals,
+        gemm, staging_bytes, transport, pulls, shared_ffn, forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
       topology: domain of each rank of `axis`; read from the mesh's devices where None.
@@ -68,6 +68,9 @@ class MoE(nnx.Module):
         block_rows: int = 128,
         chunks: int = 1,
         overflow: Overflow = "loop",
+        residuals: Residuals = "none",
+        gemm: Gemm = "auto",
+        staging_bytes: int = 64 * 2**20,
         transport: Transport = "xla",
         pulls: str = "direct",
         shared_ffn: int = 0,
@@ -94,6 +97,9 @@ class MoE(nnx.Module):
             block_rows=block_rows,
             chunks=chunks,
             overflow=overflow,
+            residuals=residuals,
+            gemm=gemm,
+            staging_bytes=staging_bytes,
             transport=transport,
             pulls=pulls,
             shared_ffn=shared_ffn,
