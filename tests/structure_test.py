@@ -33,6 +33,7 @@ ORDER = [
     ["linen"],
     ["__init__"],
     ["cli"],
+    ["aot"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
 READERS_OF_ENVIRONMENT = {"topoep_jax/_cuda_build.py", "train/config.py", "tests/conftest.py"}

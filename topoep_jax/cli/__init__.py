@@ -7,7 +7,8 @@ by piece. Flags live in values of their own, never in absl's global ones: a prog
 import importlib
 import os
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from typing import Protocol
 
 from absl import flags
 
@@ -16,6 +17,16 @@ COMMANDS = {
     "explain": "show one plan: which experts were copied where, why, and what it gains",
     "measure": "write this machine's link and GEMM rates to a file",
 }
+
+
+class Command(Protocol):
+    """A module that is a command."""
+
+    def define(self) -> flags.FlagValues:
+        """Its flags."""
+
+    def run(self, values: flags.FlagValues) -> Iterator[str]:
+        """What it prints, piece by piece."""
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -33,26 +44,45 @@ def main(argv: Sequence[str] | None = None) -> int:
         sys.stdout.write(_usage())
         return 0 if name else 2
     if name not in COMMANDS:
-        return _fail(f"{name!r} is no command: take one of {', '.join(COMMANDS)}")
+        return _fail("topoep", f"{name!r} is no command: take one of {', '.join(COMMANDS)}")
+    return execute(f"topoep {name}", COMMANDS[name], lambda: _command(name), arguments[1:])
+
+
+def execute(program: str, meaning: str, load: Callable[[], Command], arguments: list[str]) -> int:
+    """Runs what is not only a command of `topoep`.
+
+    Args:
+      program: how it is called.
+      meaning: what it does, in a line.
+      load: imports it.
+      arguments: flags.
+
+    Returns:
+      The exit code, as `main`.
+    """
     try:
-        _run(name, arguments[1:])
+        _run(program, meaning, load(), arguments)
     except BrokenPipeError:
         # Who reads has seen enough. Python would flush, and complain, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     except (ValueError, OSError, ImportError, flags.Error) as error:
-        return _fail(str(error))
+        return _fail(program.partition(" ")[0], str(error))
     except KeyboardInterrupt:
-        return _fail("interrupted")
+        return _fail(program.partition(" ")[0], "interrupted")
     return 0
 
 
-def _run(name: str, arguments: list[str]) -> None:
-    command = importlib.import_module(f"{__name__}.{name}")
-    values: flags.FlagValues = command.define()
+def _command(name: str) -> Command:
+    command: Command = importlib.import_module(f"{__name__}.{name}")
+    return command
+
+
+def _run(program: str, meaning: str, command: Command, arguments: list[str]) -> None:
+    values = command.define()
     if {"-h", "--help", "-help"} & set(arguments):
-        sys.stdout.write(_help(name, values))
+        sys.stdout.write(_help(program, meaning, values))
         return
-    rest = values([name, *arguments])[1:]
+    rest = values([program, *arguments])[1:]
     if rest:
         raise ValueError(f"{rest[0]!r} is no flag: write --name=value")
     for text in command.run(values):
@@ -60,8 +90,8 @@ def _run(name: str, arguments: list[str]) -> None:
         sys.stdout.flush()
 
 
-def _fail(reason: str) -> int:
-    sys.stderr.write(f"topoep: error: {' '.join(reason.split())}\n")
+def _fail(program: str, reason: str) -> int:
+    sys.stderr.write(f"{program}: error: {' '.join(reason.split())}\n")
     return 2
 
 
@@ -70,8 +100,8 @@ def _usage() -> str:
     return f"usage: topoep COMMAND [--flag=value ...]; flags of a command: topoep COMMAND --help\n\n{lines}"
 
 
-def _help(name: str, values: flags.FlagValues) -> str:
-    lines = [f"usage: topoep {name} [--flag=value ...]: {COMMANDS[name]}", ""]
+def _help(program: str, meaning: str, values: flags.FlagValues) -> str:
+    lines = [f"usage: {program} [--flag=value ...]: {meaning}", ""]
     for flag_name in values:
         flag = values[flag_name]
         default = "" if flag.default in (None, False) else f" (default: {flag.default_as_str})"

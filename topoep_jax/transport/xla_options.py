@@ -1,13 +1,19 @@
-"""XLA's own device-initiated exchange of rows: the options that turn it on."""
+"""How XLA's compiler is told to run the layer's collectives: under GEMMs, one at a time, started by the device."""
 
 from typing import NamedTuple
 
 import jax
 
-OLDEST_JAX = (0, 12)
-"""Older versions have no such kernel: across nodes their ragged_all_to_all blocks the host."""
+_OPTIONS: dict[str, bool | int] = {
+    # Without it collectives start where they are written and end at once. It is not effective by default.
+    "xla_gpu_enable_latency_hiding_scheduler": True,
+    # The layer puts each collective under one GEMM; more of them in flight share the links and gain nothing.
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 1,
+}
 
-_OPTIONS: dict[str, bool | str] = {
+OLDEST_JAX = (0, 12)
+"""Older versions have no device-initiated ragged_all_to_all."""
+_DEVICE_KERNEL: dict[str, bool | int] = {
     # One launch by LSA and GIN instead of sends and receives that the host posts.
     "xla_gpu_experimental_ragged_all_to_all_use_device_kernel": True,
     # Without buffers in NCCL's symmetric memory that kernel is silently left out.
@@ -20,31 +26,34 @@ _OPTIONS: dict[str, bool | str] = {
 class XlaOptions(NamedTuple):
     """The same choice in two forms: use one of them."""
 
-    compiler_options: dict[str, bool | str]
+    compiler_options: dict[str, bool | int]
     """For `jax.jit(f, compiler_options=...)` or `lowered.compile(...)`: for one program. All of its collectives use
     symmetric buffers, for XLA takes the finer choice only from its flags."""
     flags: str
     """For the environment variable XLA_FLAGS, before JAX starts: for all programs. Only ragged_all_to_all uses
     symmetric buffers."""
+    missing: tuple[str, ...]
+    """What this JAX cannot do, a sentence each; empty on jax 0.12 or newer."""
 
 
 def xla_options() -> XlaOptions:
-    """Options by which token dispatch and combine (transport "xla") use XLA's device-initiated ragged_all_to_all.
+    """Options for GPU programs that hold the layer: overlap by the latency-hiding scheduler, and the device's exchange.
 
-    They need jax 0.12 or newer, and NCCL 2.29 or newer with symmetric memory; between nodes also GIN. XLA calls the
-    kernel experimental.
+    The exchange of rows (transport "xla") is then XLA's device-initiated ragged_all_to_all, where jax is 0.12 or newer.
+    It needs NCCL 2.29 or newer with symmetric memory; between nodes also GIN. XLA calls it experimental.
 
         step = jax.jit(step, compiler_options=transport.xla_options().compiler_options)
-
-    Raises:
-      RuntimeError: this JAX is too old.
     """
-    if jax.__version_info__[:2] < OLDEST_JAX:
-        raise RuntimeError(
-            f"jax {jax.__version__} has no device-initiated ragged_all_to_all: it needs"
-            f" {'.'.join(map(str, OLDEST_JAX))} or newer (Python 3.12)"
+    options = dict(_OPTIONS)
+    missing: tuple[str, ...] = ()
+    if jax.__version_info__[:2] >= OLDEST_JAX:
+        options |= _DEVICE_KERNEL
+    else:
+        missing = (
+            f"jax {jax.__version__} has no device-initiated ragged_all_to_all: each call blocks the host between nodes"
+            f" (jax {'.'.join(map(str, OLDEST_JAX))} or newer has it, on Python 3.12)",
         )
-    flags = dict(_OPTIONS)
-    del flags["xla_gpu_experimental_enable_nccl_symmetric_buffers"]
-    flags["xla_enable_nccl_symmetric_buffers_for_collectives"] = "raggedalltoall"
-    return XlaOptions(dict(_OPTIONS), " ".join(f"--{name}={str(value).lower()}" for name, value in flags.items()))
+    flags: dict[str, bool | int | str] = dict(options)
+    if flags.pop("xla_gpu_experimental_enable_nccl_symmetric_buffers", False):
+        flags["xla_enable_nccl_symmetric_buffers_for_collectives"] = "raggedalltoall"
+    return XlaOptions(options, " ".join(f"--{name}={str(value).lower()}" for name, value in flags.items()), missing)

@@ -1,0 +1,168 @@
+"""Predicted rows and times of a layer's steps, from plans of synthetic demand and the rates of `Hardware`.
+
+Nothing here is measured. Links are priced as the planner prices them: the busiest rank's traffic between domains, then
+that inside a domain. GEMMs run at the hardware's sustained rate.
+"""
+
+import math
+import re
+from typing import NamedTuple
+
+import numpy as np
+
+from topoep_jax.aot.hlo import Array
+from topoep_jax.aot.schedule import Collective, Gemm
+from topoep_jax.config import LayerConfig
+from topoep_jax.dispatch import measure_extent
+from topoep_jax.plan import solve_plan
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps, traffic
+from topoep_jax.shapes import Shape
+from topoep_jax.synthetic import biased_demand
+
+SKEWS = (0.0, -4.0)
+"""Of the demand that `flops_ratio` is computed for: uniform routing, and the worst that is studied."""
+_OUT = re.compile(r"(dispatch|again|grad)_([12])$")
+_BACK = re.compile(r"(combine|home)_([12])$")
+
+
+class Load(NamedTuple):
+    """What one plan makes the ranks do in one layer.
+
+    Attributes:
+      config: the layer.
+      rows: int64 [number of windows, R, R], rows from source to executing rank, of each receive buffer.
+      aligned: int64 [number of windows, R, J], rows of each instance with its alignment, that are computed.
+      pulls: int64 [R, R], replicas from main rank to the rank that holds them.
+      tokens: T, per rank.
+    """
+
+    config: LayerConfig
+    rows: np.ndarray
+    aligned: np.ndarray
+    pulls: np.ndarray
+    tokens: int
+
+    @property
+    def flops_ratio(self) -> float:
+        """Rows that the grid of the GEMMs computes over rows that there are, of all ranks."""
+        return float(self.aligned.sum() / max(self.rows.sum(), 1))
+
+
+def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> Load:
+    """Plans one microbatch of synthetic demand; rows beyond the first pass are left out."""
+    workload = Shape(config.hidden, config.ffn, config.num_experts, config.top_k, config.topology, tokens=tokens)
+    omega = biased_demand(workload, [skew], seed)[skew].astype(np.int32)
+    assignments = tokens * config.top_k
+    plan = solve_plan(
+        omega,
+        config.topology,
+        config.cost,
+        num_slots=config.num_slots,
+        cap_rows=config.cap_rows(assignments),
+        block_rows=config.block_rows,
+        planner=config.planner,
+        effort=config.effort,
+    )
+    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota).astype(np.int64)
+    extent = measure_extent(config, np.asarray(plan.quota), assignments)
+    start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)
+    first = start[None] + np.cumsum(quota, 0) - quota
+    windows = config.window_rows(assignments)
+    ends = np.cumsum(windows)
+    clip = [(end - size, end) for end, size in zip(ends, windows, strict=True)]
+    moved = traffic(slot_expert, quota, config.topology)
+    return Load(
+        config,
+        np.stack([(np.clip(first + quota, lo, hi) - np.clip(first, lo, hi)).sum(2) for lo, hi in clip]),
+        np.stack([np.clip(start + aligned, lo, hi) - np.clip(start, lo, hi) for lo, hi in clip]),
+        moved.inter_pulls + moved.intra_pulls,
+        tokens,
+    )
+
+
+def collective_ps(collective: Collective, load: Load) -> int:
+    """Predicted picoseconds of one run of a collective: of the plan's rows or replicas, else of its whole buffer."""
+    hardware = load.config.hardware
+    item = collective.operands[0].num_bytes // max(math.prod(collective.operands[0].dims), 1)
+    moved = _moved(collective, load, item)
+    if moved is None:
+        return buffer_ps(collective, load.config.num_ranks, load.config.topology.num_domains, hardware)
+    return moved_ps(
+        moved, load.config.topology, hardware.inter_fs_per_byte, hardware.intra_fs_per_byte, busiest_direction
+    )
+
+
+def buffer_ps(collective: Collective, num_ranks: int, num_domains: int, hardware: Hardware) -> int:
+    """Predicted picoseconds if the whole buffer went around all ranks, over the slowest link."""
+    rounds = 2 if collective.kind == "all-reduce" else 1
+    total = rounds * collective.num_bytes * (num_ranks - 1) // num_ranks
+    return link_ps(total, hardware.inter_fs_per_byte if num_domains > 1 else hardware.intra_fs_per_byte)
+
+
+def gemm_ps(gemm: Gemm, load: Load, pieces: int = 1) -> int:
+    """Predicted picoseconds of an expert GEMM on the busiest rank; `pieces` as in `experts.wgrad`."""
+    flops = _wgrad_flops(gemm, load) // pieces if gemm.kind == "wgrad" else _gmm_flops(gemm, load)
+    return flops * gemm.turns * 1000 // load.config.hardware.gflops
+
+
+def _moved(collective: Collective, load: Load, item: int) -> np.ndarray | None:
+    """int64 [R, R] bytes from rank to rank; None of a phase that the plan does not tell about."""
+    config, phase = load.config, collective.phase
+    row, expert = config.hidden * item, config.expert_size * item
+    if match := _OUT.search(phase):
+        return load.rows[min(int(match[2]), len(load.rows)) - 1] * row
+    if match := _BACK.search(phase):
+        return load.rows[min(int(match[2]), len(load.rows)) - 1].T * row
+    if phase == "weights":
+        return load.rows.sum(0) * item
+    if phase == "weight_grads":
+        return load.rows.sum(0).T * item
+    if phase in ("pull", "repull"):
+        return load.pulls * expert
+    if phase == "push":
+        return load.pulls.T * expert // collective.turns
+    return None
+
+
+def _gmm_flops(gemm: Gemm, load: Load) -> int:
+    rows, width = gemm.result.dims[0], gemm.result.dims[-1]
+    inputs = [a for a in gemm.operands if len(a.dims) == 2 and a.dims[0] == rows and _is_float(a)]
+    if inputs:
+        return 2 * _busiest_rows(rows, load, slice(None)) * inputs[0].dims[1] * width
+    return 2 * math.prod(gemm.result.dims) * _depth(gemm)
+
+
+def _wgrad_flops(gemm: Gemm, load: Load) -> int:
+    """A kernel's operands hold (inputs, gradients) of each job; accumulators have a row for each instance."""
+    config = load.config
+    num_accumulated = gemm.result.dims[0]
+    mains = slice(0, config.num_mains)
+    slots = slice(config.num_mains, None)
+    # Where a rank has as many slots as mains, take the mains: they have the more rows.
+    instances = slots if num_accumulated == config.num_slots != config.num_mains else mains
+    pairs = [a for a in gemm.operands if len(a.dims) == 2 and _is_float(a) and a.dims != gemm.result.dims]
+    if len(pairs) % 2 or not pairs:
+        return 2 * math.prod(gemm.result.dims) * _depth(gemm)
+    return sum(
+        2 * _busiest_rows(a.dims[0], load, instances) * a.dims[1] * b.dims[1]
+        for a, b in zip(pairs[::2], pairs[1::2], strict=True)
+    )
+
+
+def _busiest_rows(buffer_rows: int, load: Load, instances: slice) -> int:
+    """Rows that the busiest rank computes of a receive buffer, by the buffer's size."""
+    sizes = load.config.window_rows(load.tokens * load.config.top_k)
+    if buffer_rows not in sizes:
+        return buffer_rows
+    return int(load.aligned[sizes.index(buffer_rows), :, instances].sum(-1).max())
+
+
+def _depth(gemm: Gemm) -> int:
+    """The contracted dimension of a plain product, from the sizes of its operands and its result."""
+    sizes = [math.prod(a.dims) for a in gemm.operands if _is_float(a)][:2]
+    return math.isqrt(math.prod(sizes) // max(math.prod(gemm.result.dims), 1)) if len(sizes) == 2 else 0
+
+
+def _is_float(array: Array) -> bool:
+    return array.dtype.startswith(("bf", "f"))
