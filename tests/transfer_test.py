@@ -8,7 +8,9 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tests.plans import random_demand, random_plan
-from topoep_jax.transfer import api, pull, push
+from topoep_jax.config import STAGING_BYTES
+from topoep_jax.transfer import pull, push
+from topoep_jax.transfer.api import num_slices
 
 CASES = [(1, 4, 2), (2, 8, 1), (8, 16, 3), (8, 8, 2)]  # ranks, experts, slots
 SIZE = 24
@@ -41,15 +43,14 @@ def test_pull_brings_each_slot_its_expert(case):
 
 @pytest.mark.parametrize("staging_bytes", [2**20, 64, 1])
 @pytest.mark.parametrize("case", CASES, ids=str)
-def test_push_adds_every_replica_gradient_once_in_rank_and_slot_order(case, staging_bytes, monkeypatch):
+def test_push_adds_every_replica_gradient_once_in_rank_and_slot_order(case, staging_bytes):
     num_ranks, num_experts, num_slots = case
-    monkeypatch.setattr(api, "STAGING_BYTES", staging_bytes)
     rng = np.random.default_rng(2)
     # Magnitudes far apart, so that another order of the sum would give other bits.
     spread = 10.0 ** rng.integers(-6, 6, size=(num_ranks * num_slots, 1))
     slot_grads = (rng.normal(size=(num_ranks * num_slots, SIZE)) * spread).astype(np.float32)
     main_grads = rng.normal(size=(num_experts, SIZE)).astype(np.float32)
-    run = on_mesh(lambda slots, mains, plan: push(slots, mains, plan, "ep"), num_ranks, 0)
+    run = on_mesh(lambda *args: push(*args, "ep", staging_bytes=staging_bytes), num_ranks, 0)
     for slot_expert in placements(*case):
         want = main_grads.copy()
         for row, expert in enumerate(slot_expert.reshape(-1)):
@@ -60,9 +61,9 @@ def test_push_adds_every_replica_gradient_once_in_rank_and_slot_order(case, stag
 
 def test_staging_is_bounded_and_divides_the_gradient():
     for num_rows, size in [(64, 3 * 2048 * 768), (64, 3 * 4096 * 1408), (512, 3 * 5120 * 1536), (8, 24), (3, 7)]:
-        pieces = api._num_pieces(num_rows, size)
+        pieces = num_slices(num_rows, size, STAGING_BYTES)
         assert size % pieces == 0
-        assert num_rows * (size // pieces) * 4 <= api.STAGING_BYTES
+        assert num_rows * (size // pieces) * 4 <= STAGING_BYTES
 
 
 def test_empty_slots_send_nothing_even_if_they_hold_garbage():

@@ -20,6 +20,9 @@ Residuals = Literal["none", "rows", "all"]
 Gemm = Literal["auto", "pallas", "scan", "ragged_dot"]
 Transport = Literal["xla", "device"]
 
+STAGING_BYTES = 64 * 2**20
+"""Bound on the buffer in which an owner receives replica gradients before it adds them."""
+
 _CHOICES: dict[str, tuple[str, ...]] = {
     "overflow": get_args(Overflow),
     "residuals": get_args(Residuals),
@@ -87,7 +90,7 @@ class LayerConfig:
     overflow: Overflow = "loop"
     residuals: Residuals = "none"
     gemm: Gemm = "auto"
-    staging_bytes: int = 64 * 2**20
+    staging_bytes: int = STAGING_BYTES
     transport: Transport = "xla"
     pulls: str = "direct"
     shared_ffn: int = 0

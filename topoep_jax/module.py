@@ -11,7 +11,7 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
-from topoep_jax.config import Gemm, LayerConfig, Overflow, Residuals, Transport
+from topoep_jax.config import STAGING_BYTES, Gemm, LayerConfig, Overflow, Residuals, Transport
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
@@ -70,7 +70,7 @@ class MoE(nnx.Module):
         overflow: Overflow = "loop",
         residuals: Residuals = "none",
         gemm: Gemm = "auto",
-        staging_bytes: int = 64 * 2**20,
+        staging_bytes: int = STAGING_BYTES,
         transport: Transport = "xla",
         pulls: str = "direct",
         shared_ffn: int = 0,

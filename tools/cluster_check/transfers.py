@@ -17,7 +17,7 @@ from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.pulls import MODES
 from topoep_jax.transfer import device_pull, device_push, pull, push
 from topoep_jax.transport import Group, LayerSizes
-from topoep_jax.transport.sizes import STAGING_BYTES
+from topoep_jax.config import STAGING_BYTES
 
 MAINS, SLOTS = 4, 2
 COLUMNS = 10_007

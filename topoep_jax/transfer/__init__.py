@@ -1,5 +1,6 @@
 """Replica parameters out, replica gradients home."""
 
+from topoep_jax.transfer.api import Beside as Beside
 from topoep_jax.transfer.api import pull as pull
 from topoep_jax.transfer.api import push as push
 from topoep_jax.transfer.device import device_pull as device_pull

@@ -3,15 +3,18 @@
 Only occupied slots move. The optimizer and checkpoints never see a replica.
 """
 
+from collections.abc import Callable
+
 import jax
 import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax._compat import vary_like
+from topoep_jax.config import STAGING_BYTES
+from topoep_jax.transfer.accumulate import accumulate
 from topoep_jax.transport import Segments, exchange
 
-STAGING_BYTES = 64 * 2**20
-"""Bound on the buffer in which an owner receives replica gradients before it adds them."""
+Beside = Callable[[jax.Array, int, jax.Array], jax.Array]
 
 
 def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
@@ -40,17 +43,29 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
     return exchange(mains, empty, segments, axis_name)
 
 
-def push(slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
+def push(
+    slot_grads: jax.Array,
+    main_grads: jax.Array,
+    slot_expert: jax.Array,
+    axis_name: str,
+    *,
+    staging_bytes: int = STAGING_BYTES,
+    beside: Beside | None = None,
+) -> jax.Array:
     """Sends replica gradients to their main ranks and adds them there, in ascending (rank, slot), in f32.
 
-    The fixed order makes the sum repeatable bit by bit. The gradient is cut into slices so that an owner never stages
-    more than `STAGING_BYTES` (or one column of it).
+    The fixed order makes the sum repeatable bit by bit. The gradient travels in slices, so that an owner never stages
+    more than `staging_bytes` (or one column of it). They are the steps of a loop, not unrolled: XLA would then
+    receive all slices first, and add them in the end.
 
     Args:
       slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not sent.
       main_grads: f32 [Em, D] gradients of this rank's mains.
       slot_expert: int32 [R, N] of the plan.
       axis_name: the expert-parallel axis.
+      staging_bytes: bound on the receive buffer.
+      beside: work to do while a slice is on its way: (index, number of slices, main_grads) -> main_grads adds that
+        share of the mains' own gradients. A slice is added after its step's share.
 
     Returns:
       f32 [Em, D]: `main_grads` with the gradients of all replicas added.
@@ -69,17 +84,18 @@ def push(slot_grads: jax.Array, main_grads: jax.Array, slot_expert: jax.Array, a
     )
     # [R * N]: the main that each staged row feeds, -1 for a row of another owner.
     target = jnp.where(owner == me, slot_expert % num_mains, -1).reshape(-1)
-    num_pieces = _num_pieces(num_ranks * num_slots, size)
+    num_pieces = num_slices(num_ranks * num_slots, size, staging_bytes)
     piece = size // num_pieces
 
-    def add_piece(p: jax.Array, grads: jax.Array) -> jax.Array:
+    def add_piece(grads: jax.Array, p: jax.Array) -> tuple[jax.Array, None]:
         part = lax.dynamic_slice_in_dim(slot_grads, p * piece, piece, 1)
         empty = vary_like(jnp.zeros((num_ranks * num_slots, piece), part.dtype), part)
         staged = exchange(part, empty, segments, axis_name)
-        here = lax.dynamic_slice_in_dim(grads, p * piece, piece, 1)
-        return lax.dynamic_update_slice_in_dim(grads, _add_in_order(here, staged, target), p * piece, 1)
+        if beside is not None:
+            grads = beside(p, num_pieces, grads)
+        return accumulate(grads, staged, target, p * piece), None
 
-    return lax.fori_loop(0, num_pieces, add_piece, main_grads)
+    return lax.scan(add_piece, main_grads, jnp.arange(num_pieces, dtype=jnp.int32))[0]
 
 
 def _owner(slot_expert: jax.Array, num_mains: int) -> jax.Array:
@@ -87,17 +103,7 @@ def _owner(slot_expert: jax.Array, num_mains: int) -> jax.Array:
     return jnp.where(slot_expert >= 0, slot_expert // num_mains, -1)
 
 
-def _add_in_order(grads: jax.Array, staged: jax.Array, target: jax.Array) -> jax.Array:
-    def add(i: jax.Array, grads: jax.Array) -> jax.Array:
-        row = jnp.maximum(target[i], 0)
-        # Adding zeros instead would turn -0.0 into 0.0.
-        added = jnp.where(target[i] >= 0, grads[row] + staged[i], grads[row])
-        return lax.dynamic_update_index_in_dim(grads, added, row, 0)
-
-    return lax.fori_loop(0, staged.shape[0], add, grads)
-
-
-def _num_pieces(num_rows: int, size: int) -> int:
-    """The fewest equal slices of `size` f32 columns that keep `num_rows` staged rows within STAGING_BYTES."""
-    fits = lambda columns: num_rows * columns * 4 <= STAGING_BYTES or columns == 1  # noqa: E731
+def num_slices(num_rows: int, size: int, staging_bytes: int) -> int:
+    """The fewest equal slices of `size` f32 columns that keep `num_rows` staged rows within `staging_bytes`."""
+    fits = lambda columns: num_rows * columns * 4 <= staging_bytes or columns == 1  # noqa: E731
     return next(p for p in range(1, size + 1) if size % p == 0 and fits(size // p))

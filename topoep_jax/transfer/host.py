@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax._native import PULL_IDS
+from topoep_jax.config import STAGING_BYTES
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.topology import Topology
-from topoep_jax.transfer.api import STAGING_BYTES
 
 Gets = Literal["none", "domain", "all"]
 """Between which ranks one-sided reads work; elsewhere the main's rank pushes its parameters."""

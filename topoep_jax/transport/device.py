@@ -15,11 +15,11 @@ import numpy as np
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
-from topoep_jax.config import LayerConfig
+from topoep_jax.config import STAGING_BYTES, LayerConfig
 from topoep_jax.topology import Topology
 from topoep_jax.transport import agree
 from topoep_jax.transport.native import UNIQUE_ID_BYTES, GroupSpec, Library, LocalRank, Native, NativeError
-from topoep_jax.transport.sizes import STAGING_BYTES, GroupSizes, LayerSizes, group_sizes
+from topoep_jax.transport.sizes import GroupSizes, LayerSizes, group_sizes
 
 NUM_WORKERS = 32
 """Blocks of a transfer kernel: enough to fill NVLink, few enough to leave the other SMs to the layer."""

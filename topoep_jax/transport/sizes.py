@@ -5,12 +5,10 @@ from typing import NamedTuple
 
 from topoep_jax import _xla_ffi
 from topoep_jax._native import PULL_IDS
+from topoep_jax.config import STAGING_BYTES
 from topoep_jax.plan.cost import MAX_REPLICAS
 from topoep_jax.plan.hardware import is_integer
 from topoep_jax.topology import Topology
-
-STAGING_BYTES = 64 * 2**20
-"""Default of the buffer in which an owner receives replica gradients before it adds them."""
 
 _BOUNCE_BYTES = 8 * 2**20  # the workers' shares, together
 _GRAIN = 16

@@ -1,0 +1,89 @@
+"""The forward pass, as the paper's Figure 7: dispatch and pull, experts in two chunks, combine.
+
+| collective   | under                                             |
+| ---          | ---                                               |
+| dispatch 1   | nothing: the first rows                           |
+| pull         | gate and up of chunk 1, which needs mains only    |
+| dispatch 2   | down of chunk 1                                   |
+| combine 1    | all of chunk 2                                    |
+| combine 2    | nothing: the last rows                            |
+
+Router weights travel once for both chunks, a few bytes per row.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+
+from topoep_jax.combine import sum_over_experts
+from topoep_jax.dispatch import Window
+from topoep_jax.experts import Instances, swiglu
+from topoep_jax.pipeline.layer import Inputs, Layer
+from topoep_jax.pipeline.order import stage
+from topoep_jax.pipeline.replicas import pull_slots
+
+
+class Kept(NamedTuple):
+    """What the backward pass need not make again, as far as the layer's `residuals` go. Chunk 1, chunk 2."""
+
+    scale: jax.Array
+    """f32 [C] router weight of each received row."""
+    rows: tuple[jax.Array | None, jax.Array | None]
+    """[C1, H] and [C2, H] received rows."""
+    pre: tuple[jax.Array | None, jax.Array | None]
+    """[C1, 2 I] and [C2, 2 I] products with gate and up."""
+
+
+def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
+    """[T, H] results, and what is kept for the backward pass."""
+    gate_up, down = layer.matrices
+    tokens = layer.by_assignment(inputs.x)
+    weights = inputs.weight.reshape(-1)[layer.order]
+    params = inputs.params.astype(inputs.x.dtype)
+    results = jnp.zeros_like(tokens)
+    scale = layer.dispatch("weights", weights, layer.whole)
+    kept_scale, rows_1, pre_1 = scale, None, None
+
+    def pull(mains: jax.Array) -> jax.Array | None:
+        with jax.named_scope("topoep_pull"):
+            return pull_slots(layer.config, layer.axis_name, mains, inputs.slot_expert, inputs.x).slots
+
+    if layer.first is None:
+        slots = pull(params)
+        rows_2 = layer.dispatch("dispatch_2", tokens, layer.last)
+    else:
+        split = layer.first.num_rows
+        rows_1 = layer.dispatch("dispatch_1", tokens, layer.first)
+
+        rows, scale, tokens, params = stage("pull", rows_1, scale, tokens, params)
+        slots = pull(params)
+        pre_1 = layer.gmm(rows, Instances(params, None), layer.first, gate_up)
+
+        pre, scale, slots, tokens, params = stage("dispatch_2", pre_1, scale, slots, tokens, params)
+        rows_2 = layer.dispatch("dispatch_2", tokens, layer.last)
+        out = layer.gmm(swiglu(pre, scale[:split]), Instances(params, None), layer.first, down)
+        scale = scale[split:]
+
+        out, rows_2, slots, params = stage("combine_1", out, rows_2, slots, params)
+        results = layer.combine("combine_1", out, results, layer.first)
+    held = Instances(params, slots)
+    pre_2 = layer.gmm(rows_2, held, layer.last, gate_up)
+    out = layer.gmm(swiglu(pre_2, scale), held, layer.last, down)
+
+    results, out = stage("combine_2", results, out)
+    results = layer.combine("combine_2", out, results, layer.last)
+
+    def serve(win: Window, results: jax.Array) -> jax.Array:
+        rows = layer.dispatch("overflow", tokens, win)
+        scale = layer.dispatch("weights", weights, win)
+        inner = swiglu(layer.gmm(rows, held, win, gate_up), scale)
+        return layer.combine("overflow", layer.gmm(inner, held, win, down), results, win)
+
+    results = layer.overflow_passes(serve, results)
+    y = sum_over_experts(results, layer.place, inputs.x.shape[0])
+    keep = layer.config.residuals
+    nothing = (None, None)
+    return y, Kept(
+        kept_scale, (rows_1, rows_2) if keep != "none" else nothing, (pre_1, pre_2) if keep == "all" else nothing
+    )

@@ -1,0 +1,28 @@
+"""What a GPU's scheduler is told: which collective runs under which product, one collective at a time.
+
+XLA schedules a program as it likes within its data dependencies. `stage` adds dependencies: whatever is computed from
+its results comes after all of its operands. So each stage of the pipeline passes through it both what its collective
+and what its products read, and by that follows the whole stage before: the collective and the products of one stage
+are free to overlap, those of two stages are not. One at a time, because collectives in flight together may be started
+in different orders on different ranks, and because gradients must not depend on timing.
+
+A barrier leaves no trace in the program, so the resulting order is not promised but tested, on programs for GPUs that
+are compiled ahead of time (tests/aot_pipeline_test.py), as is that each stage is needed (tools/mutants.py).
+"""
+
+from typing import TypeVarTuple
+
+from jax import lax
+
+Values = TypeVarTuple("Values")
+
+
+def stage(name: str, *values: *Values) -> tuple[*Values]:
+    """Returns `values` (pytrees) as they were, but none before all.
+
+    Args:
+      name: of the collective that the stage holds.
+      *values: all that the stage reads.
+    """
+    del name  # The mutants leave out stages by name.
+    return lax.optimization_barrier(values)
