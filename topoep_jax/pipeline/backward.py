@@ -25,7 +25,7 @@ from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, WeightGrad, swiglu, swiglu_grad
 from topoep_jax.pipeline.forward import Kept
 from topoep_jax.pipeline.layer import Inputs, Layer
-from topoep_jax.pipeline.order import stage
+from topoep_jax.pipeline.order import phase, stage
 from topoep_jax.pipeline.replicas import Pulled, pull_slots, push_slots
 
 
@@ -67,7 +67,7 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
     scale_grads = []
 
     def pull(mains: jax.Array) -> Pulled:
-        with jax.named_scope("topoep_repull"):
+        with phase("repull"):
             return pull_slots(config, layer.axis_name, mains, inputs.slot_expert, grad)
 
     def again(name: str, tokens: jax.Array, win: Window, rows: jax.Array | None) -> jax.Array:
@@ -156,7 +156,7 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
     def beside(index: jax.Array, count: int, mains: jax.Array) -> jax.Array:
         return layer.wgrad(mains, 0, _jobs(layer, layer.last, products), (index, count))
 
-    with jax.named_scope("topoep_push"):
+    with phase("push"):
         mains, x_grad = push_slots(
             config, layer.axis_name, slots, sums.mains, inputs.slot_expert, pulled.turn, x_grad, beside
         )

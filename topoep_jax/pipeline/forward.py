@@ -20,7 +20,7 @@ from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, swiglu
 from topoep_jax.pipeline.layer import Inputs, Layer
-from topoep_jax.pipeline.order import stage
+from topoep_jax.pipeline.order import phase, stage
 from topoep_jax.pipeline.replicas import pull_slots
 
 
@@ -46,7 +46,7 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
     kept_scale, rows_1, pre_1 = scale, None, None
 
     def pull(mains: jax.Array) -> jax.Array | None:
-        with jax.named_scope("topoep_pull"):
+        with phase("pull"):
             return pull_slots(layer.config, layer.axis_name, mains, inputs.slot_expert, inputs.x).slots
 
     if layer.first is None:

@@ -13,6 +13,7 @@ from topoep_jax.combine import combine
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import Layout, Window, build_layout, dispatch, send_order, window
 from topoep_jax.experts import Instances, Matrix, WeightGrad, gmm, packed_matrices, wgrad
+from topoep_jax.pipeline.order import phase
 
 State = TypeVar("State")
 
@@ -77,12 +78,12 @@ class Layer:
 
     def dispatch(self, name: str, rows: jax.Array, win: Window) -> jax.Array:
         """Rows in send order to the instances of a window."""
-        with jax.named_scope(f"topoep_{name}"):
+        with phase(name):
             return dispatch(rows, win, self.axis_name)
 
     def combine(self, name: str, rows: jax.Array, into: jax.Array, win: Window) -> jax.Array:
         """Rows of a window back to the send order."""
-        with jax.named_scope(f"topoep_{name}"):
+        with phase(name):
             return combine(rows, into, win, self.axis_name)
 
     def gmm(

@@ -10,9 +10,12 @@ A barrier leaves no trace in the program, so the resulting order is not promised
 are compiled ahead of time (tests/aot_pipeline_test.py), as is that each stage is needed (tools/mutants.py).
 """
 
+import contextlib
+from collections.abc import Iterator
 from typing import TypeVarTuple
 
 from jax import lax
+from jax.experimental.xla_metadata import set_xla_metadata
 
 Values = TypeVarTuple("Values")
 
@@ -26,3 +29,10 @@ def stage(name: str, *values: *Values) -> tuple[*Values]:
     """
     del name  # The mutants leave out stages by name.
     return lax.optimization_barrier(values)
+
+
+@contextlib.contextmanager
+def phase(name: str) -> Iterator[None]:
+    """Names the collective inside, in a form that lasts to the optimized program: names of JAX's scopes do not."""
+    with set_xla_metadata(topoep_phase=name):
+        yield
