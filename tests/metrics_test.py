@@ -8,7 +8,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tests.plans import random_demand, random_plan
-from topoep_jax import Plan, Status, Topology
+from topoep_jax import Plan, Status, Topology, collect_metrics
 from topoep_jax.metrics import measure, merge_over
 
 TOPOLOGY = Topology((0, 1, 1, 0, 2, 0))
@@ -65,3 +65,18 @@ def test_groups_merge_to_the_worst_imbalance_mean_shares_and_summed_counts():
     assert merged.slots_used == first.slots_used + second.slots_used
     np.testing.assert_array_equal(merged.expert_load, first.expert_load + second.expert_load)
     assert merged.status == Status.OVER_EMPTY_COST, "neither CAP_MET nor EMPTY holds in both"
+
+
+def test_layers_are_collected_from_any_tree_and_told_in_one_line():
+    first, second = (of_case(*make_case(seed)) for seed in range(2))
+    second = second._replace(passes=jnp.int32(3))
+    stacked = collect_metrics({"blocks": [{"moe": (first,), "other": jnp.ones(3)}, {"moe": (second,)}]})
+    for name in stacked._fields:
+        want = np.stack([getattr(first, name), getattr(second, name)])
+        np.testing.assert_array_equal(getattr(stacked, name), want, err_msg=name)
+    before, slots = np.mean(stacked.imbalance_before), np.sum(stacked.slots_used)
+    assert stacked.summary().startswith(f"busiest rank {before:.2f} -> ")
+    assert stacked.summary().endswith(f" {slots} replicas, 3 passes")
+    assert first.summary().endswith(", 1 pass")
+    with pytest.raises(ValueError, match="no MoEMetrics in PyTreeDef.*: return the second result of every MoE"):
+        collect_metrics({"loss": jnp.ones(())})

@@ -8,6 +8,7 @@ from topoep_jax import linen as linen
 from topoep_jax.config import LayerConfig as LayerConfig
 from topoep_jax.dispatch import as_triple as as_triple
 from topoep_jax.metrics import MoEMetrics as MoEMetrics
+from topoep_jax.metrics import collect_metrics as collect_metrics
 from topoep_jax.module import MoE as MoE
 from topoep_jax.moe import init_params as init_params
 from topoep_jax.moe import moe_layer as moe_layer

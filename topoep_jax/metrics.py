@@ -1,10 +1,11 @@
 """What a layer reports about its plan: computed from demand and plan alone, equal on every rank of the axis."""
 
 import functools
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from topoep_jax.plan.types import Plan, Status
@@ -39,6 +40,35 @@ class MoEMetrics(NamedTuple):
     passes: jax.Array
     status: jax.Array
     expert_load: jax.Array
+
+    def summary(self) -> str:
+        """What the planner did, in one line for people; outside jit, of one layer or of several (`collect_metrics`)."""
+        here: MoEMetrics = jax.device_get(self)
+        passes = int(np.max(here.passes))
+        return (
+            f"busiest rank {np.mean(here.imbalance_before):.2f} -> {np.mean(here.imbalance):.2f} times the mean,"
+            f" leaving their domain {np.mean(here.inter_domain_before):.0%} -> {np.mean(here.inter_domain):.0%},"
+            f" {int(np.sum(here.slots_used))} replicas, {passes} pass{'es' if passes > 1 else ''}"
+        )
+
+
+def collect_metrics(tree: Any) -> MoEMetrics:
+    """The metrics of all layers: each field [num_layers, ...], in the order of the tree's leaves.
+
+    Args:
+      tree: any pytree that holds them: a list that the model returned, or what its blocks sowed, as
+        `nnx.pop(model, nnx.Intermediate)` and linen's `intermediates` give it (both sort names as text).
+
+    Raises:
+      ValueError: there are none.
+    """
+    leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, MoEMetrics))
+    layers = [leaf for leaf in leaves if isinstance(leaf, MoEMetrics)]
+    if not layers:
+        raise ValueError(
+            f"no MoEMetrics in {jax.tree.structure(tree)}: return the second result of every MoE, or sow it"
+        )
+    return jax.tree.map(lambda *fields: jnp.stack(fields), *layers)
 
 
 def measure(
