@@ -78,5 +78,5 @@ def test_layers_are_collected_from_any_tree_and_told_in_one_line():
     assert stacked.summary().startswith(f"busiest rank {before:.2f} -> ")
     assert stacked.summary().endswith(f" {slots} replicas, 3 passes")
     assert first.summary().endswith(", 1 pass")
-    with pytest.raises(ValueError, match="no MoEMetrics in PyTreeDef.*: return the second result of every MoE"):
+    with pytest.raises(ValueError, match=r"no MoEMetrics in PyTreeDef.*: return the second result of every MoE"):
         collect_metrics({"loss": jnp.ones(())})
