@@ -8,8 +8,10 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.aot import Compiler, Instruction, Program
+from tests.aot import Compiler, entry
 from topoep_jax import transport
+from topoep_jax.aot import Program
+from topoep_jax.aot.hlo import Instruction
 from topoep_jax.config import LayerConfig
 from topoep_jax.moe import init_params, moe_layer
 from topoep_jax.topology import Topology
@@ -55,38 +57,38 @@ def program(aot: Compiler, mesh: jax.sharding.Mesh, *, backward: bool, layers: i
     return aot.compile(jax.grad(loss, (0, 1)) if backward else loss, params, x)
 
 
-def place(entry: list[Instruction], target: str) -> list[int]:
-    return [i for i, instruction in enumerate(entry) if instruction.target == target]
+def place(instructions: list[Instruction], target: str) -> list[int]:
+    return [i for i, instruction in enumerate(instructions) if instruction.target == target]
 
 
-def transfers_in_order(entry: list[Instruction]) -> list[str]:
+def transfers_in_order(instructions: list[Instruction]) -> list[str]:
     """Targets of the pulls and pushes, each of which depends by data on the one before; fails if one does not.
 
     What XLA's scheduler makes of the program then cannot differ between ranks where it matters.
     """
     needs: dict[str, set[str]] = {}  # transfers that an instruction depends on, in any number of steps
     order = []
-    for instruction in entry:
+    for instruction in instructions:
         operands = re.findall(r"%([\w.-]+)", instruction.text.partition(" = ")[2])
         before = set().union(*(needs.get(name, set()) | ({name} & set(order)) for name in operands))
         needs[instruction.name] = before
         if instruction.target in ("topoep_pull", "topoep_push"):
             assert before == set(order), f"{instruction.name} does not wait for {set(order) - before}"
             order.append(instruction.name)
-    targets = {instruction.name: instruction.target for instruction in entry}
+    targets = {instruction.name: instruction.target for instruction in instructions}
     return [targets[name] for name in order]
 
 
 def test_forward_plans_then_pulls(aot: Compiler, mesh: jax.sharding.Mesh) -> None:
-    entry = program(aot, mesh, backward=False).entry()
-    [plan], [pull] = place(entry, "topoep_plan"), place(entry, "topoep_pull")
+    forward = entry(program(aot, mesh, backward=False))
+    [plan], [pull] = place(forward, "topoep_plan"), place(forward, "topoep_pull")
     assert plan < pull
-    assert not place(entry, "topoep_push")
+    assert not place(forward, "topoep_push")
 
 
 @pytest.mark.parametrize("remat", [False, True])
 def test_all_transfers_of_two_layers_follow_each_other_by_data(
     aot: Compiler, mesh: jax.sharding.Mesh, remat: bool
 ) -> None:
-    made = transfers_in_order(program(aot, mesh, backward=True, layers=2, remat=remat).entry())
+    made = transfers_in_order(entry(program(aot, mesh, backward=True, layers=2, remat=remat)))
     assert made == ["topoep_pull"] * 3 + ["topoep_push", "topoep_pull", "topoep_push"]

@@ -10,7 +10,8 @@ import jax.numpy as jnp
 import pytest
 from jax.sharding import PartitionSpec as P
 
-from tests.aot import Compiler
+from tests.aot import Compiler, targets, thunks_of
+from topoep_jax.aot import host_reads
 from topoep_jax.plan.api import solve_plan
 from topoep_jax.plan.cost import CostModel, Hardware
 from topoep_jax.plan.types import Plan
@@ -45,7 +46,7 @@ def test_the_planner_stays_on_the_device(aot: Compiler, planner: str, effort: st
         # So that even this short program is worth a graph to XLA.
         options={"xla_gpu_graph_min_graph_size": 1},
     )
-    assert program.targets() == ["topoep_plan"]
-    assert not program.doubtful()
-    [call] = program.thunks_of("topoep_plan")
+    assert targets(program) == ["topoep_plan"]
+    assert not host_reads(program)
+    [call] = thunks_of(program, "topoep_plan")
     assert call.command_buffer, program.thunks

@@ -1,4 +1,4 @@
-"""XLA's device-initiated ragged_all_to_all: its options are known to the compiler and arrive in the program."""
+"""The options of GPU programs: known to the compiler, and XLA's device-initiated ragged_all_to_all follows them."""
 
 import re
 import subprocess
@@ -17,12 +17,16 @@ RANKS = 16
 
 
 @pytest.mark.skipif(NEW, reason="this JAX has the kernel")
-def test_an_old_jax_is_refused():
-    with pytest.raises(RuntimeError, match=r"has no device-initiated ragged_all_to_all: it needs 0\.12 or newer"):
-        transport.xla_options()
+def test_an_old_jax_says_what_it_lacks():
+    options = transport.xla_options()
+    assert list(options.compiler_options) == [
+        "xla_gpu_enable_latency_hiding_scheduler",
+        "xla_gpu_experimental_parallel_collective_overlap_limit",
+    ]
+    (missing,) = options.missing
+    assert "has no device-initiated ragged_all_to_all: each call blocks the host" in missing
 
 
-@pytest.mark.skipif(not NEW, reason="needs jax 0.12")
 def test_xla_knows_the_flags():
     flags = transport.xla_options().flags
     assert exit_status(flags) == 0
@@ -49,6 +53,7 @@ def test_the_options_arrive_in_the_program(aot, tmp_path):
     program = lowered.compile({**options, "xla_dump_to": str(tmp_path)}).as_text()
 
     assert memory_space_of_rows(plain) is None
+    assert not transport.xla_options().missing
     assert memory_space_of_rows(program) is not None, "rows that are sent lie in symmetric memory"
     (config,) = tmp_path.glob("*.config.pbtxt")
     for name, value in options.items():
