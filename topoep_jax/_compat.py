@@ -18,3 +18,8 @@ def vary_like(y: Any, x: jax.Array) -> Any:
         return jax.lax.pcast(leaf, missing, to="varying") if missing else leaf
 
     return jax.tree.map(cast, y)
+
+
+def result_like(x: jax.Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
+    """What a Pallas kernel returns for an `x` of its operands: the same dtype and varying axes, and this shape."""
+    return jax.ShapeDtypeStruct(shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type)

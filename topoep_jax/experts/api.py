@@ -1,12 +1,16 @@
-"""The grouped products of a layer, in the form that suits the platform."""
+"""The grouped products of a layer, each in the form that suits the platform."""
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any
 
 import jax
+import jax.numpy as jnp
+from jax import lax
 
 from topoep_jax.dispatch import Window
-from topoep_jax.experts import scan
-from topoep_jax.experts.packed import Instances, Matrix, WeightGrad
+from topoep_jax.experts import pallas, ragged, scan
+from topoep_jax.experts.packed import Instances, Matrix, WeightGrad, Work
 
 
 def gmm(
@@ -17,16 +21,21 @@ def gmm(
     Args:
       rows: [n, in] rows, aligned by instance.
       params: packed parameters, in the dtype of `rows`.
-      window: whose receive buffer `rows` fill; blocks of no instance that is held are idle and yield zeros.
+      window: whose receive buffer `rows` fill; blocks of no instance that `params` holds are idle and yield zeros.
       matrix: which matrix of the expert.
       transposed: multiply with its transpose, as the backward pass does.
       gemm: the form, see `LayerConfig.gemm`.
 
     Returns:
       [n, out] in the dtype of `rows`.
+
+    Raises:
+      ValueError: gemm="pallas" and sides that no tile divides.
     """
+    block_rows = rows.shape[0] // window.block_instance.shape[0]
+    forms = [partial(form.gmm, matrix=matrix, transposed=transposed) for form in (scan, pallas, ragged)]
     with jax.named_scope("topoep_gmm"):
-        return scan.gmm(rows, params, window, matrix, transposed)
+        return _run(gemm, block_rows, [matrix], forms, rows, params, window.block_instance)
 
 
 def wgrad(
@@ -52,6 +61,28 @@ def wgrad(
 
     Returns:
       f32 [m, D].
+
+    Raises:
+      ValueError: gemm="pallas" and sides that no tile divides.
     """
+    index, pieces = piece
+    matrices = tuple(job.matrix for job in jobs)
+    works = tuple(Work(job.inputs, job.grads, job.window.first_block, job.window.num_blocks) for job in jobs)
+    static: dict[str, Any] = {"first_instance": first_instance, "matrices": matrices, "pieces": pieces}
+    forms = [partial(form.wgrad, block_rows=block_rows, **static) for form in (scan, pallas, ragged)]
     with jax.named_scope("topoep_wgrad"):
-        return scan.wgrad(sums, first_instance, jobs, block_rows, piece)
+        return _run(gemm, block_rows, matrices, forms, sums, works, jnp.asarray(index, jnp.int32))
+
+
+def _run(
+    gemm: str, block_rows: int, matrices: Sequence[Matrix], forms: Sequence[Callable[..., jax.Array]], *operands: Any
+) -> jax.Array:
+    scanned, kernel, oracle = forms
+    if gemm == "ragged_dot":
+        return oracle(*operands)
+    if gemm == "scan" or (gemm == "auto" and not pallas.divides(block_rows, matrices)):
+        return scanned(*operands)
+    if gemm == "auto":
+        return lax.platform_dependent(*operands, cuda=kernel, default=scanned)
+    pallas.check(block_rows, matrices)
+    return lax.platform_dependent(*operands, cpu=partial(kernel, interpret=True), default=kernel)

@@ -1,4 +1,4 @@
-"""What an expert's parameter looks like in memory.
+"""What an expert's parameter looks like in memory, and the rows that belong to it.
 
 One expert's parameter is packed: gate and up as [H, 2 I], then down as [I, H], flattened to D = 3 H I elements, so that
 a replica is one row to pull and its gradient one row to push. Mains and slots stay apart: joining them would copy every
@@ -33,6 +33,11 @@ class Instances(NamedTuple):
     slots: jax.Array | None
     """[N, D], or None where no replica can be held."""
 
+    @property
+    def num_instances(self) -> int:
+        """Em, or Em + N."""
+        return self.mains.shape[0] + (0 if self.slots is None else self.slots.shape[0])
+
 
 class WeightGrad(NamedTuple):
     """Rows from which the gradient of one matrix follows: inputs^T grads, instance by instance."""
@@ -46,7 +51,19 @@ class WeightGrad(NamedTuple):
     """[n, matrix.cols] gradients of the products."""
 
 
-def share_of(total: int, piece: tuple[jax.Array | int, int]) -> tuple[jax.Array | int, jax.Array | int, int]:
-    """(first, end, most) of the p-th of P equal shares of `total` things; no share has more than `most`."""
-    index, pieces = piece
+class Work(NamedTuple):
+    """The arrays of a `WeightGrad`."""
+
+    inputs: jax.Array
+    """[n, matrix.rows]."""
+    grads: jax.Array
+    """[n, matrix.cols]."""
+    first_block: jax.Array
+    """int32 [J]: first block of each instance."""
+    num_blocks: jax.Array
+    """int32 [J]: its blocks."""
+
+
+def share_of(total: int, index: jax.Array, pieces: int) -> tuple[jax.Array, jax.Array, int]:
+    """(first, end) of the share `index` of `total` things in `pieces` equal ones, and the most that a share has."""
     return index * total // pieces, (index + 1) * total // pieces, -(-total // pieces)

@@ -1,0 +1,209 @@
+"""Grouped products as Pallas kernels for GPUs, which read and write packed parameters where they lie.
+
+One program of a grid makes one tile of the result. An expert's matrix is a range of its packed row, so a tile of it is
+loaded through an array of indices into that row: no slice of a parameter is ever copied. Programs without rows to
+multiply end at once.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from functools import partial
+from types import MappingProxyType
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import triton
+
+from topoep_jax import _compat
+from topoep_jax.experts import tiles
+from topoep_jax.experts.packed import Instances, Matrix, Work, share_of
+from topoep_jax.experts.tiles import Tile
+
+_GROUP = 8
+"""Rows of tiles that the programs in flight share, so that what they read stays in the cache."""
+
+
+def divides(block_rows: int, matrices: Sequence[Matrix]) -> bool:
+    """Whether tiles of the least size divide everything."""
+    return all(side % tiles.LEAST == 0 for matrix in matrices for side in (block_rows, matrix.rows, matrix.cols))
+
+
+def check(block_rows: int, matrices: Sequence[Matrix]) -> None:
+    """Raises ValueError where no kernel can be made."""
+    if not divides(block_rows, matrices):
+        sides = [f"{matrix.rows} x {matrix.cols}" for matrix in matrices]
+        raise ValueError(
+            f"gemm='pallas' needs multiples of {tiles.LEAST}, but block_rows={block_rows} and matrices are"
+            f" {' and '.join(sides)}: choose other sizes, or gemm='scan'"
+        )
+
+
+def gmm(
+    rows: jax.Array,
+    params: Instances,
+    block_instance: jax.Array,
+    *,
+    matrix: Matrix,
+    transposed: bool,
+    tile: Tile | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `experts.gmm`."""
+    (num_rows, depth), width = rows.shape, matrix.rows if transposed else matrix.cols
+    block_rows = num_rows // block_instance.shape[0]
+    tile = tile or tiles.gmm_tile(block_rows, width, depth, rows.dtype.itemsize)
+    height, breadth = num_rows // tile.rows, width // tile.cols
+    num_mains, count = params.mains.shape[0], params.num_instances
+    packed = [array for array in params if array is not None]
+
+    def kernel(left: Any, *refs: Any) -> None:
+        *weights, instances, out = refs
+        row, col = _place(pl.program_id(0), height, breadth)
+        instance = instances[row * tile.rows // block_rows]
+        at = _span(row, tile.rows), _span(col, tile.cols)
+
+        def product(weights: Any, held: jax.Array) -> None:
+            def add(k: jax.Array, total: jax.Array) -> jax.Array:
+                sides = (k, tile.depth), (col, tile.cols)
+                right = weights[held, _indices(matrix, *(sides[::-1] if transposed else sides))]
+                return total + _dot(left[at[0], _span(k, tile.depth)], right, 1, 1 if transposed else 0)
+
+            zeros = jnp.zeros((tile.rows, tile.cols), jnp.float32)
+            out[at] = lax.fori_loop(0, depth // tile.depth, add, zeros).astype(out.dtype)
+
+        pl.when(instance < num_mains)(lambda: product(weights[0], instance))
+        if len(weights) > 1:
+            in_slot = (instance >= num_mains) & (instance < count)
+            pl.when(in_slot)(lambda: product(weights[1], instance - num_mains))
+
+        @pl.when(instance >= count)
+        def _() -> None:
+            out[at] = jnp.zeros((tile.rows, tile.cols), out.dtype)
+
+    return _call(
+        kernel,
+        (rows, *packed, block_instance),
+        _compat.result_like(rows, (num_rows, width)),
+        name="topoep_gmm",
+        programs=height * breadth,
+        tile=tile,
+        interpret=interpret,
+    )
+
+
+def wgrad(
+    sums: jax.Array,
+    works: tuple[Work, ...],
+    index: jax.Array,
+    *,
+    first_instance: int,
+    matrices: tuple[Matrix, ...],
+    block_rows: int,
+    pieces: int,
+    tile: Tile | None = None,
+    interpret: bool = False,
+) -> jax.Array:
+    """See `experts.wgrad`; a share is some of the tiles.
+
+    One kernel makes the tiles of all matrices, or small shares would leave most of a GPU idle. Neighbouring programs
+    belong to different instances, so that every share has its part of the one with most rows.
+    """
+    num_instances, distinct = sums.shape[0], list(dict.fromkeys(matrices))
+    sides = [(matrix.rows, matrix.cols) for matrix in distinct]
+    tile = tile or tiles.wgrad_tile(sides, block_rows, num_instances, pieces, works[0].inputs.dtype.itemsize)
+    grids = [(height // tile.rows, width // tile.cols) for height, width in sides]
+    total = num_instances * sum(height * width for height, width in grids)
+    steps = block_rows // tile.depth
+
+    def kernel(_: Any, index: Any, *refs: Any) -> None:
+        *flat, out = refs
+        operands = [Work(*flat[i : i + len(Work._fields)]) for i in range(0, len(flat), len(Work._fields))]
+        first, end, _ = share_of(total, index[0], pieces)
+        program = first + pl.program_id(0)
+        instance, place = program % num_instances, program // num_instances
+
+        def add(tile_index: jax.Array, matrix: Matrix, grid: tuple[int, int], own: list[Work]) -> None:
+            row, col = _place(tile_index, *grid)
+            at = instance, _indices(matrix, (row, tile.rows), (col, tile.cols))
+
+            def step(k: jax.Array, sums: jax.Array, work: Work) -> jax.Array:
+                inputs = work.inputs[_span(k, tile.depth), _span(row, tile.rows)]
+                return sums + _dot(inputs, work.grads[_span(k, tile.depth), _span(col, tile.cols)], 0, 0)
+
+            sums = out[at]
+            for work in own:
+                first, count = work.first_block[first_instance + instance], work.num_blocks[first_instance + instance]
+                sums = lax.fori_loop(first * steps, (first + count) * steps, partial(step, work=work), sums)
+            out[at] = sums
+
+        begin = 0
+        for matrix, grid in zip(distinct, grids, strict=True):
+            own = [work for work, of in zip(operands, matrices, strict=True) if of == matrix]
+            some = sum(work.num_blocks[first_instance + instance] for work in own) > 0
+            here = (program < end) & (place >= begin) & (place < begin + math.prod(grid)) & some
+            pl.when(here)(partial(add, place - begin, matrix, grid, own))
+            begin += math.prod(grid)
+
+    return _call(
+        kernel,
+        (sums, index.reshape(1), *jax.tree.leaves(works)),
+        _compat.result_like(sums, sums.shape),
+        name="topoep_wgrad",
+        programs=-(-total // pieces),
+        tile=tile,
+        interpret=interpret,
+        aliases={0: 0},
+    )
+
+
+def _place(index: jax.Array, height: int, width: int) -> tuple[jax.Array, jax.Array]:
+    """(row, column) of a tile in a grid that is walked in bands of `_GROUP` rows, column by column."""
+    size = _GROUP * width
+    top = index // size * _GROUP
+    band = jnp.minimum(height - top, _GROUP)
+    return top + index % size % band, index % size // band
+
+
+def _dot(left: jax.Array, right: jax.Array, left_axis: int, right_axis: int) -> jax.Array:
+    """The product of two matrices over these of their axes, in f32."""
+    return lax.dot_general(left, right, (((left_axis,), (right_axis,)), ((), ())), preferred_element_type=jnp.float32)
+
+
+def _span(index: jax.Array, length: int) -> Any:
+    return pl.ds(index * length, length)
+
+
+def _indices(matrix: Matrix, rows: tuple[jax.Array, int], cols: tuple[jax.Array, int]) -> jax.Array:
+    """Where a tile of a matrix lies in a packed parameter; (which tile, its length) of either side."""
+    shape = rows[1], cols[1]
+    row = rows[0] * rows[1] + lax.broadcasted_iota(jnp.int32, shape, 0)
+    col = cols[0] * cols[1] + lax.broadcasted_iota(jnp.int32, shape, 1)
+    return matrix.offset + row * matrix.cols + col
+
+
+def _call(
+    kernel: Callable[..., None],
+    operands: Sequence[jax.Array],
+    result: jax.ShapeDtypeStruct,
+    *,
+    name: str,
+    programs: int,
+    tile: Tile,
+    interpret: bool,
+    aliases: Mapping[int, int] = MappingProxyType({}),
+) -> jax.Array:
+    whole = pl.BlockSpec(memory_space=pl.ANY)
+    return pl.pallas_call(
+        kernel,
+        grid=(programs,),
+        in_specs=[whole] * len(operands),
+        out_specs=whole,
+        out_shape=result,
+        input_output_aliases=aliases,
+        interpret=interpret,
+        name=name,
+        compiler_params=triton.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
+    )(*operands)

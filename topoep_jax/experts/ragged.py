@@ -1,0 +1,53 @@
+"""Grouped products through lax.ragged_dot: the oracle of the other forms, slow and in need of much memory."""
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from topoep_jax.experts.packed import Instances, Matrix, Work
+
+
+def gmm(
+    rows: jax.Array, params: Instances, block_instance: jax.Array, *, matrix: Matrix, transposed: bool
+) -> jax.Array:
+    """See `experts.gmm`."""
+    weights = params.mains if params.slots is None else jnp.concatenate([params.mains, params.slots])
+    weights = weights[:, matrix.offset : matrix.offset + matrix.rows * matrix.cols]
+    weights = weights.reshape(params.num_instances, matrix.rows, matrix.cols)
+    weights = weights.swapaxes(1, 2) if transposed else weights
+    block_rows = rows.shape[0] // block_instance.shape[0]
+    busy = block_instance < params.num_instances
+    # Instances stand in their order; the idle blocks between them go with the one before.
+    instance = lax.cummax(jnp.where(busy, block_instance, 0))
+    sizes = (instance[:, None] == jnp.arange(params.num_instances)[None]).sum(0, dtype=jnp.int32) * block_rows
+    product = lax.ragged_dot(rows, weights, sizes, preferred_element_type=jnp.float32)
+    return jnp.where(jnp.repeat(busy, block_rows)[:, None], product, 0.0).astype(rows.dtype)
+
+
+def wgrad(
+    sums: jax.Array,
+    works: tuple[Work, ...],
+    index: jax.Array,
+    *,
+    first_instance: int,
+    matrices: tuple[Matrix, ...],
+    block_rows: int,
+    pieces: int,
+) -> jax.Array:
+    """See `experts.wgrad`; the first share is everything."""
+    del pieces
+    chosen = slice(first_instance, first_instance + sums.shape[0])
+    for matrix, work in zip(matrices, works, strict=True):
+        begin, size = work.first_block[chosen] * block_rows, work.num_blocks[chosen] * block_rows
+        row = jnp.arange(work.inputs.shape[0], dtype=jnp.int32)[:, None]
+        hit = (row >= begin[None]) & (row < (begin + size)[None])
+        inputs = jnp.where(hit.any(1)[:, None], work.inputs, jnp.zeros((), work.inputs.dtype))
+        # Rows of nobody, which are zero now, go with the instance before.
+        instance = lax.cummax(jnp.argmax(hit, 1).astype(jnp.int32))
+        sizes = (instance[:, None] == jnp.arange(sums.shape[0])[None]).sum(0, dtype=jnp.int32)
+        numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
+        product = lax.ragged_dot_general(inputs, work.grads, sizes, numbers, preferred_element_type=jnp.float32)
+        part = slice(matrix.offset, matrix.offset + matrix.rows * matrix.cols)
+        product = jnp.where(index == 0, product.reshape(sums.shape[0], -1), 0.0)
+        sums = sums.at[:, part].add(product)
+    return sums

@@ -1,0 +1,75 @@
+"""Tiles of the GPU kernels: what one program of a grid computes, and how.
+
+The first candidate that fits a problem is its default; `tests/bench/gemm_bench.py` times all of them on the GPU at
+hand. What it finds belongs into `MEASURED`, which is empty because no GPU has run it yet: the candidates' order is a
+guess from what Triton does well on Hopper.
+"""
+
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
+LEAST = 16
+"""The shortest side of a tile that a matrix unit takes."""
+
+PROCESSORS = 132
+"""Multiprocessors of a Hopper GPU. A grid of fewer programs leaves some idle."""
+
+
+class Tile(NamedTuple):
+    """A program's part of a result, [rows, cols], and the terms of its sums that it takes at a time. Powers of two."""
+
+    rows: int
+    cols: int
+    depth: int
+    num_warps: int
+    num_stages: int
+
+
+GMM = (
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 256, 64, 8, 4),
+    Tile(128, 128, 64, 8, 4),
+    Tile(128, 128, 64, 4, 4),
+    Tile(128, 128, 128, 8, 3),
+    Tile(64, 256, 64, 4, 4),
+    Tile(64, 128, 64, 4, 4),
+)
+"""Candidates for `gmm`."""
+
+WGRAD = (
+    Tile(128, 256, 64, 8, 3),
+    Tile(128, 128, 64, 8, 4),
+    Tile(64, 128, 64, 4, 4),
+    Tile(64, 64, 64, 4, 4),
+    Tile(32, 64, 64, 4, 4),
+)
+"""Candidates for `wgrad`, in order of size."""
+
+MEASURED: dict[tuple[int, int, int], Tile] = {}
+"""The best tile of `gmm` by (rows of a block, columns, terms of a sum), for rows in bf16."""
+
+
+def gmm_tile(block_rows: int, cols: int, depth: int, itemsize: int) -> Tile:
+    """For products of blocks [block_rows, depth] with matrices [depth, cols] of elements of so many bytes."""
+    return _fit(MEASURED.get((block_rows, cols, depth), GMM[0]), block_rows, cols, depth, itemsize)
+
+
+def wgrad_tile(
+    sides: Sequence[tuple[int, int]], block_rows: int, num_instances: int, pieces: int, itemsize: int
+) -> Tile:
+    """For one of `pieces` shares of the gradients of matrices with these sides, (rows, columns), of each instance.
+
+    Where large tiles would be too few to occupy a GPU, tiles are smaller.
+    """
+    rows, cols = (math.gcd(*lengths) for lengths in zip(*sides, strict=True))
+    area = num_instances * sum(height * width for height, width in sides)
+    candidates = [_fit(tile, rows, cols, block_rows, itemsize) for tile in WGRAD]
+    enough = (tile for tile in candidates if area >= PROCESSORS * pieces * tile.rows * tile.cols)
+    return next(enough, candidates[-1])
+
+
+def _fit(tile: Tile, rows: int, cols: int, depth: int, itemsize: int) -> Tile:
+    """The largest tile within this one, which is meant for two-byte elements, whose sides divide these lengths."""
+    room = max(LEAST, tile.depth * 2 // itemsize)
+    return tile._replace(rows=math.gcd(tile.rows, rows), cols=math.gcd(tile.cols, cols), depth=math.gcd(room, depth))
