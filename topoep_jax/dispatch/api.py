@@ -3,9 +3,8 @@
 import jax
 import jax.numpy as jnp
 
-from topoep_jax._compat import vary_like
 from topoep_jax.dispatch.layout import Window
-from topoep_jax.transport import exchange
+from topoep_jax.transport import exchange, receive_buffer
 
 
 def send_order(expert_idx: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
@@ -35,5 +34,4 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
     Returns:
       [window.num_rows, ...]. Rows that no assignment fills are zero: they take part in weight gradients.
     """
-    empty = vary_like(jnp.zeros((window.num_rows, *rows.shape[1:]), rows.dtype), rows)
-    return exchange(rows, empty, window.dispatch, axis_name)
+    return exchange(rows, receive_buffer(window.num_rows, rows), window.dispatch, axis_name)

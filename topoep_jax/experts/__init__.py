@@ -1,8 +1,8 @@
 """Grouped SwiGLU over the instances of one rank, on rows that are sorted and aligned by instance."""
 
 from topoep_jax.experts.activation import swiglu as swiglu
-from topoep_jax.experts.activation import swiglu_grad as swiglu_grad
 from topoep_jax.experts.api import gmm as gmm
+from topoep_jax.experts.api import swiglu_backward as swiglu_backward
 from topoep_jax.experts.api import wgrad as wgrad
 from topoep_jax.experts.packed import Instances as Instances
 from topoep_jax.experts.packed import Matrix as Matrix

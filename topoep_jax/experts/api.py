@@ -9,7 +9,7 @@ import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax.dispatch import Window
-from topoep_jax.experts import pallas, ragged, scan
+from topoep_jax.experts import activation, pallas, ragged, scan
 from topoep_jax.experts.packed import Instances, Matrix, WeightGrad, Work
 
 
@@ -74,9 +74,28 @@ def wgrad(
         return _run(gemm, block_rows, matrices, forms, sums, works, jnp.asarray(index, jnp.int32))
 
 
+def swiglu_backward(
+    gate_up: jax.Array, weight: jax.Array, grad: jax.Array, *, block_rows: int, gemm: str
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Gradients of `swiglu`, and the activation again, from which weight gradients are made.
+
+    Args:
+      gate_up: [n, 2 I] the operand of `swiglu`; a kernel puts its gradient there, if nothing else needs it.
+      weight: f32 [n].
+      grad: [n, I] gradient of the result; a kernel puts the activation there.
+      block_rows: rows of a block.
+      gemm: the form of the products before and after, see `LayerConfig.gemm`.
+
+    Returns:
+      Gradient of gate_up [n, 2 I], activation [n, I], both in the dtype of `gate_up`, gradient of weight f32 [n].
+    """
+    forms = [activation.backward, activation.backward_by_kernel, activation.backward]
+    return _run(gemm, block_rows, [Matrix(0, grad.shape[1], grad.shape[1])], forms, gate_up, weight, grad)
+
+
 def _run(
-    gemm: str, block_rows: int, matrices: Sequence[Matrix], forms: Sequence[Callable[..., jax.Array]], *operands: Any
-) -> jax.Array:
+    gemm: str, block_rows: int, matrices: Sequence[Matrix], forms: Sequence[Callable[..., Any]], *operands: Any
+) -> Any:
     scanned, kernel, oracle = forms
     if gemm == "ragged_dot":
         return oracle(*operands)

@@ -22,7 +22,7 @@ import jax.numpy as jnp
 from topoep_jax._compat import vary_like
 from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
-from topoep_jax.experts import Instances, WeightGrad, swiglu, swiglu_grad
+from topoep_jax.experts import Instances, WeightGrad
 from topoep_jax.pipeline.forward import Kept
 from topoep_jax.pipeline.layer import Inputs, Layer
 from topoep_jax.pipeline.order import phase, stage
@@ -94,9 +94,9 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
 
         pulled, pre, inner_grad, sent, params = stage("again_2", pulled, pre, inner_grad, tokens, params)
         rows_2 = again("again_2", sent, layer.last, kept.rows[1])
-        pre_grad, scale_grad = swiglu_grad(pre, scale[:split], inner_grad)
+        pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale[:split], inner_grad)
         row_grads = layer.gmm(pre_grad, Instances(params, None), layer.first, gate_up, transposed=True)
-        products = _Products(rows, pre_grad, swiglu(pre, scale[:split]), grads)
+        products = _Products(rows, pre_grad, inner, grads)
 
         rows_2, row_grads, products, sent = stage("grad_2", rows_2, row_grads, products, token_grads)
         grads_2 = layer.dispatch("grad_2", sent, layer.last)
@@ -117,9 +117,9 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
         """Gradients of the rows [n, H] and of the weights [n] of a window, and what is left to do."""
         pre = recompute(rows, held, win, pre)
         inner_grad = layer.gmm(grads, held, win, down, transposed=True)
-        pre_grad, scale_grad = swiglu_grad(pre, scale, inner_grad)
+        pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, inner_grad)
         row_grads = layer.gmm(pre_grad, held, win, gate_up, transposed=True)
-        return row_grads, scale_grad, _Products(rows, pre_grad, swiglu(pre, scale), grads)
+        return row_grads, scale_grad, _Products(rows, pre_grad, inner, grads)
 
     row_grads, scale_grad, products = differentiate(layer.last, rows_2, kept.pre[1], scale, grads_2)
     scale_grads.append(scale_grad)

@@ -12,7 +12,7 @@ from topoep_jax._compat import vary_like
 from topoep_jax.combine import combine
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import Layout, Window, build_layout, dispatch, send_order, window
-from topoep_jax.experts import Instances, Matrix, WeightGrad, gmm, packed_matrices, wgrad
+from topoep_jax.experts import Instances, Matrix, WeightGrad, gmm, packed_matrices, swiglu_backward, wgrad
 from topoep_jax.pipeline.order import phase
 
 State = TypeVar("State")
@@ -102,6 +102,12 @@ class Layer:
         """Adds weight gradients to the f32 sums of some instances, or a share of them."""
         config = self.config
         return wgrad(sums, first_instance, jobs, block_rows=config.block_rows, gemm=config.gemm, piece=piece)
+
+    def swiglu_backward(
+        self, pre: jax.Array, scale: jax.Array, inner_grad: jax.Array
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        """(gradient towards gate and up, activation, gradient of the router weights) of a window's rows."""
+        return swiglu_backward(pre, scale, inner_grad, block_rows=self.config.block_rows, gemm=self.config.gemm)
 
     def overflow_passes(self, serve: Callable[[Window, State], State], state: State) -> State:
         """Applies `serve` to what lies beyond the receive buffer, one buffer after the other; every rank as often."""

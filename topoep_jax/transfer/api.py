@@ -9,10 +9,9 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._compat import vary_like
 from topoep_jax.config import STAGING_BYTES
 from topoep_jax.transfer.accumulate import accumulate
-from topoep_jax.transport import Segments, exchange
+from topoep_jax.transport import Segments, exchange, receive_buffer
 
 Beside = Callable[[jax.Array, int, jax.Array], jax.Array]
 
@@ -39,8 +38,7 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
         output_offsets=jnp.where(mine, jnp.arange(num_slots, dtype=jnp.int32), 0).reshape(-1),
         recv_sizes=wanted.astype(jnp.int32).reshape(-1),
     )
-    empty = vary_like(jnp.zeros((num_slots, *mains.shape[1:]), mains.dtype), mains)
-    return exchange(mains, empty, segments, axis_name)
+    return exchange(mains, receive_buffer(num_slots, mains), segments, axis_name)
 
 
 def push(
@@ -89,8 +87,7 @@ def push(
 
     def add_piece(grads: jax.Array, p: jax.Array) -> tuple[jax.Array, None]:
         part = lax.dynamic_slice_in_dim(slot_grads, p * piece, piece, 1)
-        empty = vary_like(jnp.zeros((num_ranks * num_slots, piece), part.dtype), part)
-        staged = exchange(part, empty, segments, axis_name)
+        staged = exchange(part, receive_buffer(num_ranks * num_slots, part), segments, axis_name)
         if beside is not None:
             grads = beside(p, num_pieces, grads)
         return accumulate(grads, staged, target, p * piece), None

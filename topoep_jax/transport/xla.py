@@ -7,6 +7,8 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
+from topoep_jax._compat import vary_like
+
 
 class Segments(NamedTuple):
     """The ragged quadruple of one rank, U segments per peer, peer-major: each int32 [R * U].
@@ -22,6 +24,16 @@ class Segments(NamedTuple):
     """First row of each segment in the *peer's* output."""
     recv_sizes: jax.Array
     """Rows of each segment received, by sending peer."""
+
+
+def receive_buffer(num_rows: int, rows: jax.Array) -> jax.Array:
+    """Zeros [num_rows, ...] for `exchange` to receive what is like `rows`.
+
+    Plain zeros of several exchanges would be one constant to XLA, or come out of one kernel: all of them alive from the
+    first exchange to the last.
+    """
+    _, zero = lax.optimization_barrier((rows, jnp.zeros((), rows.dtype)))
+    return vary_like(jnp.broadcast_to(zero, (num_rows, *rows.shape[1:])), rows)
 
 
 def exchange(rows: jax.Array, into: jax.Array, segments: Segments, axis_name: str) -> jax.Array:
