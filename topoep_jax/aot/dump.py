@@ -31,12 +31,14 @@ class Buffer:
       num_bytes: its size.
       shape: as HLO writes it.
       role: "parameter", "output" or "temporary", of the allocation that it lies in.
+      place: number of the allocation, and offset in it.
     """
 
     instruction: str
     num_bytes: int
     shape: str
     role: str
+    place: tuple[int, int]
 
 
 def read_thunks(folder: Path) -> list[Thunk]:
@@ -63,14 +65,14 @@ def read_thunks(folder: Path) -> list[Thunk]:
 def read_buffers(folder: Path) -> list[Buffer]:
     """All values of the buffer assignment, largest first; scalars of reducers, which take no memory, are left out."""
     (assignment,) = folder.glob("*buffer-assignment.txt")
-    buffers, role = [], ""
+    buffers, role, allocation = [], "", 0
     for line in assignment.read_text().splitlines():
         if match := _ALLOCATION.match(line):
-            about = match[3]
+            allocation, about = int(match[1]), match[3]
             role = "parameter" if ", parameter " in about else "output" if "maybe-live-out" in about else "temporary"
             role = "" if "thread-local" in about or "constant" in about else role
         elif role and (match := _VALUE.match(line)):
-            buffers.append(Buffer(match[1], int(match[2]), match[4], role))
+            buffers.append(Buffer(match[1], int(match[2]), match[4], role, (allocation, int(match[3]))))
     return sorted(buffers, key=lambda buffer: -buffer.num_bytes)
 
 

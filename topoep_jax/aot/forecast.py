@@ -8,6 +8,7 @@ import math
 import re
 from typing import NamedTuple
 
+import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.aot.hlo import Array
@@ -65,7 +66,7 @@ def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> L
         effort=config.effort,
     )
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota).astype(np.int64)
-    extent = measure_extent(config, np.asarray(plan.quota), assignments)
+    extent = measure_extent(config, jnp.asarray(plan.quota), assignments)
     start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)
     first = start[None] + np.cumsum(quota, 0) - quota
     windows = config.window_rows(assignments)

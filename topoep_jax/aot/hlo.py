@@ -7,6 +7,16 @@ import re
 from collections.abc import Iterator
 from typing import NamedTuple
 
+COLLECTIVES = (
+    "all-gather",
+    "all-reduce",
+    "all-to-all",
+    "collective-broadcast",
+    "collective-permute",
+    "ragged-all-to-all",
+    "reduce-scatter",
+)
+
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.-]+) = ")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{[^}]*?(?:S\((\d+)\))?\})?")
@@ -75,7 +85,7 @@ class Instruction:
     @property
     def kernel(self) -> str | None:
         """Name that a Pallas kernel was given."""
-        return self._find(r'[,{] name = "([^"]*)", num_') if self.opcode == "custom-call" else None
+        return self._find(r'[,{] *name = "([^"]*)", num_') if self.opcode == "custom-call" else None
 
     @property
     def body(self) -> str:
@@ -147,9 +157,15 @@ class Module:
             run = waiting.pop(0)
             yield run
             for instruction in self.computations[run.computation]:
-                if instruction.opcode in ("while", "conditional", "call", "async-start"):
+                if instruction.opcode in ("while", "conditional", "call") or self._is_async_work(instruction):
                     turns = (instruction.trip_count or 1) if instruction.opcode == "while" else 1
                     waiting += [Run(called, run.times * turns, turns) for called in instruction.calls]
+
+    def _is_async_work(self, instruction: Instruction) -> bool:
+        """Whether it starts steps of a stream of their own; a collective in a wrapper is one step."""
+        return instruction.opcode == "async-start" and not any(
+            inner.opcode in COLLECTIVES for called in instruction.calls for inner in self.computations[called]
+        )
 
     def inside(self, instruction: Instruction) -> Iterator[Instruction]:
         """The instruction itself and all that it runs, at any depth."""

@@ -7,6 +7,7 @@ from typing import Any
 
 from topoep_jax.aot.compiler import Program
 from topoep_jax.aot.forecast import SKEWS, Load, buffer_ps, collective_ps, gemm_ps, plan_load
+from topoep_jax.aot.hlo import Instruction
 from topoep_jax.aot.host import HostRead, host_reads, num_host_reads
 from topoep_jax.aot.layer import LayerProgram
 from topoep_jax.aot.schedule import Collective, collectives
@@ -129,13 +130,14 @@ class Report:
 
     def _memory(self) -> str:
         memory = self.program.memory
-        rows = [["temporaries", memory.temp], ["arguments", memory.arguments], ["results", memory.outputs]]
-        rows += [["of these in the arguments' memory", memory.aliases]] if memory.aliases else []
+        sizes = {"temporaries": memory.temp, "arguments": memory.arguments, "results": memory.outputs}
+        if memory.aliases:
+            sizes["of these in the arguments' memory"] = memory.aliases
         if self.layer is not None:
-            rows.append(["layer: temporaries and results without parameter gradients", self.layer.layer_bytes])
+            sizes["layer: temporaries and results without parameter gradients"] = self.layer.layer_bytes
         if self.worst_case is not None:
-            rows.append(["the same of the design with worst-case rows", self.worst_case.layer_bytes])
-        text = table(["memory of one GPU", "MiB"], [[str(name), _mib(int(size))] for name, size in rows])
+            sizes["the same of the design with worst-case rows"] = self.worst_case.layer_bytes
+        text = table(["memory of one GPU", "MiB"], [[name, _mib(size)] for name, size in sizes.items()])
         if self.layer is not None and self.worst_case is not None:
             text += f"worst-case rows need {self.worst_case.layer_bytes / self.layer.layer_bytes:.1f} x the memory\n"
         largest = [
@@ -164,27 +166,26 @@ class Report:
 
     def _launches(self) -> str:
         module = self.program.module
-        kernels = 0
-        loops = []
-        for run in module.scheduled():
-            for instruction in module.computations[run.computation]:
-                opcode = instruction.opcode
-                if opcode == "while":
-                    loops.append("?" if instruction.trip_count is None else str(instruction.trip_count))
-                elif opcode not in _NO_KERNEL.split() and not opcode.endswith(("-start", "-done")):
-                    kernels += run.times
-        fixed = [c for c in self.collectives if c.phase in _REPLICA_PHASES]
+        runs = list(module.scheduled())
+        kernels = {run.computation: sum(map(_is_kernel, module.computations[run.computation])) for run in runs}
         lines = [
-            f"launches of one run: {sum(c.times for c in self.collectives)} collectives, {kernels:,} kernels and copies"
+            f"launches of one run: {sum(c.times for c in self.collectives)} collectives and"
+            f" {sum(run.times * kernels[run.computation] for run in runs):,} kernels and copies"
             f" (in {plural(sum(t.kind == 'kCommandBuffer' for t in self.program.thunks), 'CUDA graph')} and between)",
-            f"turns of loops: {', '.join(loops) or 'no loops'}" + " (? is unknown to the compiler)" * ("?" in loops),
             "calls: " + (", ".join(f"{n} x {name}" for name, n in custom_calls(self.program).items()) or "none"),
         ]
-        if fixed:
+        for run in runs:
+            for loop in module.computations[run.computation]:
+                if loop.opcode == "while":
+                    turns = (
+                        "a number of turns that nobody knows" if loop.trip_count is None else f"{loop.trip_count} turns"
+                    )
+                    lines.append(f"loop of {turns} of {kernels[loop.body]} kernels, run {run.times} x: {loop.name}")
+        if fixed := [c for c in self.collectives if c.phase in _REPLICA_PHASES]:
             names = ", ".join(f"{c.times} x {c.phase}" for c in fixed)
             lines.append(
-                f"with an empty plan all of these stay: the launches are fixed, {names} then carry nothing, and no"
-                " block of a slot is computed"
+                f"with an empty plan all of these launches stay; {names} then carry nothing, and no block of a slot is"
+                " computed"
             )
         return "\n" + "\n".join(lines) + "\n"
 
@@ -203,6 +204,11 @@ def custom_calls(program: Program) -> dict[str, int]:
         if instruction.opcode == "custom-call"
     )
     return dict(sorted(counts.items()))
+
+
+def _is_kernel(instruction: Instruction) -> bool:
+    opcode = instruction.opcode
+    return opcode not in _NO_KERNEL.split() and not opcode.endswith(("-start", "-done"))
 
 
 def _gemms(collective: Collective) -> str:

@@ -5,17 +5,8 @@ import re
 from collections.abc import Iterator
 
 from topoep_jax.aot.compiler import Program
-from topoep_jax.aot.hlo import Array, Instruction, Module, Run
+from topoep_jax.aot.hlo import COLLECTIVES, Array, Instruction, Module, Run
 
-KINDS = (
-    "all-gather",
-    "all-reduce",
-    "all-to-all",
-    "collective-broadcast",
-    "collective-permute",
-    "ragged-all-to-all",
-    "reduce-scatter",
-)
 PHASE = "topoep_phase"
 """Frontend attribute that names a collective's part in the layer. Scopes do not survive on a ragged_all_to_all."""
 _GEMM = re.compile(r"\btopoep_(gmm|wgrad)\b")
@@ -47,7 +38,7 @@ class Collective:
 
     Attributes:
       name: of the instruction that starts it.
-      kind: one of `KINDS`.
+      kind: one of `COLLECTIVES`.
       phase: its part in the layer, or words of where it comes from.
       computation: that it stands in.
       num_bytes: the most that a rank sends (its operand) or receives (its result), whichever is less.
@@ -182,11 +173,11 @@ def _gemm_kind(instruction: Instruction) -> str | None:
 
 def _kind(module: Module, instruction: Instruction) -> str | None:
     opcode = instruction.opcode.removesuffix("-start").removesuffix("-done")
-    if opcode in KINDS:
+    if opcode in COLLECTIVES:
         return opcode
     if instruction.opcode == "async-start":
         wrapped = (inner.opcode for called in instruction.calls for inner in module.computations.get(called, ()))
-        return next((opcode for opcode in wrapped if opcode in KINDS), None)
+        return next((opcode for opcode in wrapped if opcode in COLLECTIVES), None)
     return None
 
 
