@@ -5,6 +5,7 @@ import dataclasses
 import importlib
 import json
 import re
+import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -73,7 +74,13 @@ def define() -> flags.FlagValues:
     choice("planner", DEFAULT_PLANNER, _COMPILED_PLANNERS, "planner inside the program")
     choice("effort", LayerConfig.effort, EFFORTS, "of the planner")
     choice("transport", LayerConfig.transport, get_args(layers.Transport), "how replicas travel")
-    text("program", None, "package.module:function of yours instead: takes the mesh, returns a function and arguments")
+    text(
+        "program",
+        None,
+        "package.module:function instead of a layer: called with the mesh (axis ep), it returns a function, jitted or"
+        " not, and the tuple of its arguments, arrays as jax.ShapeDtypeStruct with shardings",
+    )
+    text("program_args", "", "with --program: words that its function also gets, in one string")
     switch("compare", "compile the design with worst-case rows, too")
     switch("timeline", "draw the schedule")
     switch("json", "print one JSON object and nothing else")
@@ -135,9 +142,9 @@ def _program(values: flags.FlagValues, mesh: Mesh, target: Target, num_domains: 
     function = getattr(importlib.import_module(module), name, None)
     if function is None:
         raise ValueError(f"--program={values.program}: module {module} has no {name}")
-    step, args = function(mesh)
+    step, args = function(mesh, *shlex.split(values.program_args))
     program = compile_program(step, *args, dump_to=_folder(values.dump_to))
-    return Report.of(program, target.hardware, num_domains), values.program
+    return Report.of(program, target.hardware, num_domains), f"{values.program} {values.program_args}".rstrip()
 
 
 def _config(values: flags.FlagValues, topology: Topology, target: Target) -> LayerConfig:
