@@ -6,8 +6,10 @@ Tests take submeshes of 1, 2, 8 or 32 devices. The environment is set before JAX
 import ctypes
 import os
 
+from tests.xla_flags import xla_flags
+
 os.environ["JAX_PLATFORMS"] = "cpu"
-os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} --xla_force_host_platform_device_count=32".strip()
+os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(num_devices=32)}".strip()
 
 import hypothesis
 import jax

@@ -16,6 +16,8 @@ import tempfile
 import time
 from pathlib import Path
 
+from tests.xla_flags import xla_flags
+
 ROOT = Path(__file__).parent.parent
 
 
@@ -27,7 +29,7 @@ def run_processes(
     Raises:
       AssertionError: a process failed or ran out of time; all are stopped, and the message holds their output.
     """
-    flags = f"XLA_FLAGS=--xla_force_host_platform_device_count={devices_per_process}"
+    flags = f"XLA_FLAGS={xla_flags(devices_per_process)}"
     command = ["env", flags, "JAX_PLATFORMS=cpu", sys.executable, "-m", "tests.multiprocess_worker", entry, argument]
     command += [f"--address=127.0.0.1:{_free_port()}", f"--num_processes={num_processes}"]
     with contextlib.ExitStack() as stack:
