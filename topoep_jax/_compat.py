@@ -1,5 +1,6 @@
 """The one place that knows what differs between the supported JAX versions (0.10.2 and 0.12)."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -23,3 +24,26 @@ def vary_like(y: Any, x: jax.Array) -> Any:
 def result_like(x: jax.Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """What a Pallas kernel returns for an `x` of its operands: the same dtype and varying axes, and this shape."""
     return jax.ShapeDtypeStruct(shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type)
+
+
+def platform_dependent(*operands: jax.Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:
+    """`lax.platform_dependent`, decided at once where the mesh around the call knows its devices.
+
+    Left to JAX it is a conditional on an index that is constant once the platform is known. But differentiation moves
+    the index out of a scan, and inside the loop XLA does not see that it is constant: it keeps the conditional, which
+    the host has to decide at every turn.
+    """
+    platform = _platform_of_mesh()
+    if platform is None:
+        return jax.lax.platform_dependent(*operands, default=default, **branches)
+    return branches.get(platform, default)(*operands)
+
+
+def _platform_of_mesh() -> str | None:
+    """As JAX names platforms when it lowers; None where no mesh is around, or one without devices."""
+    device = jax.sharding.get_abstract_mesh().abstract_device
+    if device is None:
+        return None
+    if device.platform == "gpu":
+        return "cuda" if device.device_kind.startswith("NVIDIA") else None
+    return device.platform

@@ -6,8 +6,8 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from jax import lax
 
+from topoep_jax import _compat
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import activation, pallas, ragged, scan
 from topoep_jax.experts.packed import Instances, Matrix, WeightGrad, Work
@@ -102,6 +102,6 @@ def _run(
     if gemm == "scan" or (gemm == "auto" and not pallas.divides(block_rows, matrices)):
         return scanned(*operands)
     if gemm == "auto":
-        return lax.platform_dependent(*operands, cuda=kernel, default=scanned)
+        return _compat.platform_dependent(*operands, cuda=kernel, default=scanned)
     pallas.check(block_rows, matrices)
-    return lax.platform_dependent(*operands, cpu=partial(kernel, interpret=True), default=kernel)
+    return _compat.platform_dependent(*operands, cpu=partial(kernel, interpret=True), default=kernel)

@@ -10,7 +10,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from topoep_jax import _pallas
-from topoep_jax._compat import result_like
+from topoep_jax._compat import platform_dependent, result_like
 
 _MOST_COLUMNS = 1024
 _LEAST_COLUMNS = 16
@@ -32,7 +32,7 @@ def accumulate(grads: jax.Array, staged: jax.Array, target: jax.Array, column: j
     """
     if math.gcd(staged.shape[1], _MOST_COLUMNS) < _LEAST_COLUMNS:
         return by_loop(grads, staged, target, column)
-    return lax.platform_dependent(grads, staged, target, column, cuda=by_kernel, default=by_loop)
+    return platform_dependent(grads, staged, target, column, cuda=by_kernel, default=by_loop)
 
 
 def by_loop(grads: jax.Array, staged: jax.Array, target: jax.Array, column: jax.Array) -> jax.Array:

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._compat import vary_like
+from topoep_jax._compat import platform_dependent, vary_like
 
 
 class Segments(NamedTuple):
@@ -45,7 +45,7 @@ def exchange(rows: jax.Array, into: jax.Array, segments: Segments, axis_name: st
       segments: who gets what; segments received by one rank must not overlap.
       axis_name: the expert-parallel axis of the enclosing shard_map or pmap.
     """
-    return lax.platform_dependent(
+    return platform_dependent(
         rows,
         into,
         *segments,
