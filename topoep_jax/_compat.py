@@ -1,5 +1,6 @@
 """The one place that knows what differs between the supported JAX versions (0.10.2 and 0.12)."""
 
+import warnings
 from collections.abc import Callable
 from typing import Any
 
@@ -24,6 +25,11 @@ def vary_like(y: Any, x: jax.Array) -> Any:
 def result_like(x: jax.Array, shape: tuple[int, ...]) -> jax.ShapeDtypeStruct:
     """What a Pallas kernel returns for an `x` of its operands: the same dtype and varying axes, and this shape."""
     return jax.ShapeDtypeStruct(shape, x.dtype, manual_axis_type=jax.typeof(x).manual_axis_type)
+
+
+def silence_triton() -> None:
+    """Keeps JAX 0.12's notice that Pallas will stop using Triton from users, who cannot do anything about it."""
+    warnings.filterwarnings("ignore", "The Pallas Triton backend is deprecated", DeprecationWarning)
 
 
 def platform_dependent(*operands: jax.Array, default: Callable[..., Any], **branches: Callable[..., Any]) -> Any:

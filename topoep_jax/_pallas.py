@@ -8,6 +8,8 @@ import jax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
+from topoep_jax import _compat
+
 
 def call(
     kernel: Callable[..., None],
@@ -34,6 +36,7 @@ def call(
       aliases: operands whose memory a result takes over.
       interpret: run it as ordinary operations, on any platform.
     """
+    _compat.silence_triton()
     whole = pl.BlockSpec(memory_space=pl.ANY)
     return pl.pallas_call(
         kernel,
