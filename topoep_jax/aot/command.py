@@ -18,6 +18,7 @@ from jax.sharding import Mesh
 from topoep_jax import config as layers
 from topoep_jax import transport
 from topoep_jax.aot.compiler import compile_program, prepare
+from topoep_jax.aot.forecast import SKEWS
 from topoep_jax.aot.layer import compile_layer, worst_case
 from topoep_jax.aot.report import Report
 from topoep_jax.aot.targets import TARGETS, Target
@@ -108,7 +109,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     yield from report.text()
     for note in (*transport.xla_options().missing, *_without_library(missing)):
         yield f"note: {note}\n"
-    yield "predicted times are computed from rates and plans of synthetic routing (skew -4), not measured\n"
+    basis = f"the plan of synthetic routing, skew {SKEWS[-1]}" if report.loads else "whole buffers on the slowest link"
+    yield f"times are predicted from rates, for {basis}; nothing is measured\n"
     if values.timeline:
         yield "\n" + timeline(report)
 

@@ -85,10 +85,11 @@ def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> L
 def collective_ps(collective: Collective, load: Load) -> int:
     """Predicted picoseconds of one run of a collective: of the plan's rows or replicas, else of its whole buffer."""
     hardware = load.config.hardware
-    item = collective.operands[0].num_bytes // max(math.prod(collective.operands[0].dims), 1)
-    moved = _moved(collective, load, item)
-    if moved is None:
+    counts = _counts(collective.phase, load)
+    if counts is None:
         return buffer_ps(collective, load.config.num_ranks, load.config.topology.num_domains, hardware)
+    sent = collective.operands[0]  # [rows, ...] or [replicas, ...]
+    moved = counts * (sent.num_bytes // sent.dims[0])
     return moved_ps(
         moved, load.config.topology, hardware.inter_fs_per_byte, hardware.intra_fs_per_byte, busiest_direction
     )
@@ -107,22 +108,20 @@ def gemm_ps(gemm: Gemm, load: Load, pieces: int = 1) -> int:
     return flops * gemm.turns * 1000 // load.config.hardware.gflops
 
 
-def _moved(collective: Collective, load: Load, item: int) -> np.ndarray | None:
-    """int64 [R, R] bytes from rank to rank; None of a phase that the plan does not tell about."""
-    config, phase = load.config, collective.phase
-    row, expert = config.hidden * item, config.expert_size * item
+def _counts(phase: str, load: Load) -> np.ndarray | None:
+    """int64 [R, R] rows or replicas from rank to rank; None for a phase that the plan does not tell about."""
     if match := _OUT.search(phase):
-        return load.rows[min(int(match[2]), len(load.rows)) - 1] * row
+        return load.rows[min(int(match[2]), len(load.rows)) - 1]
     if match := _BACK.search(phase):
-        return load.rows[min(int(match[2]), len(load.rows)) - 1].T * row
+        return load.rows[min(int(match[2]), len(load.rows)) - 1].T
     if phase == "weights":
-        return load.rows.sum(0) * item
+        return load.rows.sum(0)
     if phase == "weight_grads":
-        return load.rows.sum(0).T * item
+        return load.rows.sum(0).T
     if phase in ("pull", "repull"):
-        return load.pulls * expert
+        return load.pulls
     if phase == "push":
-        return load.pulls.T * expert // collective.turns
+        return load.pulls.T
     return None
 
 
