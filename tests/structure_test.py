@@ -18,7 +18,7 @@ MAX_LINES = 400
 # room, and free to import each other.
 ORDER = [
     ["_compat", "topology"],
-    ["_pallas"],
+    ["_pallas", "_arrays"],
     ["routing forced_routing", "shapes"],
     ["demand", "synthetic"],
     ["_cuda_build"],

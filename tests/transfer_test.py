@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from tests.plans import random_demand, random_plan
 from topoep_jax.config import STAGING_BYTES
 from topoep_jax.transfer import pull, push
-from topoep_jax.transfer.api import num_slices
+from topoep_jax.transfer.api import slice_rows
 
 CASES = [(1, 4, 2), (2, 8, 1), (8, 16, 3), (8, 8, 2)]  # ranks, experts, slots
 SIZE = 24
@@ -61,9 +61,9 @@ def test_push_adds_every_replica_gradient_once_in_rank_and_slot_order(case, stag
 
 def test_staging_is_bounded_and_divides_the_gradient():
     for num_rows, size in [(64, 3 * 2048 * 768), (64, 3 * 4096 * 1408), (512, 3 * 5120 * 1536), (8, 24), (3, 7)]:
-        pieces = num_slices(num_rows, size, STAGING_BYTES)
-        assert size % pieces == 0
-        assert num_rows * (size // pieces) * 4 <= STAGING_BYTES
+        columns = slice_rows(num_rows, size, 1, STAGING_BYTES)
+        assert size % columns == 0
+        assert num_rows * columns * 4 <= STAGING_BYTES
 
 
 def test_empty_slots_send_nothing_even_if_they_hold_garbage():

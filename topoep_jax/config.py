@@ -60,7 +60,8 @@ class LayerConfig:
         and recomputes. "rows": the received rows [C, H]. "all": also the gate and up products [C, 2 I].
       gemm: grouped product of the experts. "auto": Pallas on GPUs, a scan over blocks elsewhere. "ragged_dot" is slow,
         and there to test the others.
-      staging_bytes: bound on the buffer in which a rank receives gradients of its replicas, see `transfer.push`.
+      staging_bytes: bound on the buffer in which a rank receives gradients of its replicas; 16 rows of a matrix travel
+        at least.
       transport: how replicas travel. "xla": lax collectives. "device": kernels that read and write other ranks' memory,
         in the group that `topoep_jax.transport.init` made for the axis; where a machine cannot, its group says so once
         and lax collectives do the same.

@@ -3,8 +3,9 @@
 import jax
 import jax.numpy as jnp
 
+from topoep_jax._arrays import zeros_after
 from topoep_jax.dispatch.layout import Window
-from topoep_jax.transport import exchange, receive_buffer
+from topoep_jax.transport import exchange
 
 
 def send_order(expert_idx: jax.Array, num_experts: int) -> tuple[jax.Array, jax.Array]:
@@ -34,4 +35,5 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
     Returns:
       [window.num_rows, ...]. Rows that no assignment fills are zero: they take part in weight gradients.
     """
-    return exchange(rows, receive_buffer(window.num_rows, rows), window.dispatch, axis_name)
+    empty = zeros_after(rows, (window.num_rows, *rows.shape[1:]), rows.dtype)
+    return exchange(rows, empty, window.dispatch, axis_name)

@@ -42,36 +42,38 @@ def wgrad(
     sums: jax.Array,
     first_instance: int,
     jobs: Sequence[WeightGrad],
+    first_row: jax.Array | int = 0,
     *,
     block_rows: int,
     gemm: str,
-    piece: tuple[jax.Array | int, int] = (0, 1),
 ) -> jax.Array:
-    """Adds the weight gradients of some instances to their packed accumulators, in place where the compiler can.
+    """Adds some rows of the gradient of one matrix, for some instances, in place where the compiler can.
 
     The order of summation is fixed: jobs in order, and the blocks of each in row order.
 
     Args:
-      sums: f32 [m, D] accumulators of the instances first_instance .. first_instance + m - 1.
+      sums: f32 [m, rows, cols], what to add to: rows first_row .. first_row + rows of the gradient of instances
+        first_instance .. first_instance + m - 1.
       first_instance: 0 for mains, Em for slots.
-      jobs: what to add.
+      jobs: what to add, all of the same matrix.
+      first_row: int32 [], may be traced; a multiple of `rows`.
       block_rows: rows of a block.
       gemm: the form, see `LayerConfig.gemm`.
-      piece: (p, P): do the p-th of P shares of the work. Together the shares do everything once; p may be traced.
 
     Returns:
-      f32 [m, D].
+      f32 [m, rows, cols].
 
     Raises:
       ValueError: gemm="pallas" and sides that no tile divides.
     """
-    index, pieces = piece
-    matrices = tuple(job.matrix for job in jobs)
-    works = tuple(Work(job.inputs, job.grads, job.window.first_block, job.window.num_blocks) for job in jobs)
-    static: dict[str, Any] = {"first_instance": first_instance, "matrices": matrices, "pieces": pieces}
-    forms = [partial(form.wgrad, block_rows=block_rows, **static) for form in (scan, pallas, ragged)]
+    works = tuple(Work(job.inputs, job.grads, *job.window[-3:]) for job in jobs)
+    forms = [
+        partial(form.wgrad, first_instance=first_instance, block_rows=block_rows) for form in (scan, pallas, ragged)
+    ]
     with jax.named_scope("topoep_wgrad"):
-        return _run(gemm, block_rows, matrices, forms, sums, works, jnp.asarray(index, jnp.int32))
+        return _run(
+            gemm, block_rows, [Matrix(0, *sums.shape[1:])], forms, sums, works, jnp.asarray(first_row, jnp.int32)
+        )
 
 
 def swiglu_backward(

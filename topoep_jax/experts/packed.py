@@ -40,30 +40,24 @@ class Instances(NamedTuple):
 
 
 class WeightGrad(NamedTuple):
-    """Rows from which the gradient of one matrix follows: inputs^T grads, instance by instance."""
+    """Rows from which the gradient of a matrix follows: inputs^T grads, instance by instance."""
 
-    matrix: Matrix
     window: Window
     """Where the rows of each instance lie."""
     inputs: jax.Array
-    """[n, matrix.rows] what was multiplied with the matrix."""
+    """[n, rows of the matrix] what was multiplied with it."""
     grads: jax.Array
-    """[n, matrix.cols] gradients of the products."""
+    """[n, columns of the matrix] gradients of the products."""
 
 
 class Work(NamedTuple):
     """The arrays of a `WeightGrad`."""
 
     inputs: jax.Array
-    """[n, matrix.rows]."""
     grads: jax.Array
-    """[n, matrix.cols]."""
+    block_instance: jax.Array
+    """int32 [n / block_rows]: instance of each block."""
     first_block: jax.Array
     """int32 [J]: first block of each instance."""
     num_blocks: jax.Array
     """int32 [J]: its blocks."""
-
-
-def share_of(total: int, index: jax.Array, pieces: int) -> tuple[jax.Array, jax.Array, int]:
-    """(first, end) of the share `index` of `total` things in `pieces` equal ones, and the most that a share has."""
-    return index * total // pieces, (index + 1) * total // pieces, -(-total // pieces)

@@ -6,20 +6,18 @@ multiply end at once.
 """
 
 import math
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from functools import partial
-from types import MappingProxyType
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.pallas import triton
 
-from topoep_jax import _compat
+from topoep_jax import _compat, _pallas
 from topoep_jax.experts import tiles
-from topoep_jax.experts.packed import Instances, Matrix, Work, share_of
+from topoep_jax.experts.packed import Instances, Matrix, Work
 from topoep_jax.experts.tiles import Tile
 
 _GROUP = 8
@@ -83,13 +81,14 @@ def gmm(
         def _() -> None:
             out[at] = jnp.zeros((tile.rows, tile.cols), out.dtype)
 
-    return _call(
+    return _pallas.call(
         kernel,
         (rows, *packed, block_instance),
         _compat.result_like(rows, (num_rows, width)),
         name="topoep_gmm",
         programs=height * breadth,
-        tile=tile,
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         interpret=interpret,
     )
 
@@ -97,63 +96,51 @@ def gmm(
 def wgrad(
     sums: jax.Array,
     works: tuple[Work, ...],
-    index: jax.Array,
+    first_row: jax.Array,
     *,
     first_instance: int,
-    matrices: tuple[Matrix, ...],
     block_rows: int,
-    pieces: int,
     tile: Tile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
-    """See `experts.wgrad`; a share is some of the tiles.
+    """See `experts.wgrad`.
 
-    One kernel makes the tiles of all matrices, or small shares would leave most of a GPU idle. Neighbouring programs
-    belong to different instances, so that every share has its part of the one with most rows.
+    Neighbouring programs belong to different instances, so that the one with most rows occupies the whole GPU.
     """
-    num_instances, distinct = sums.shape[0], list(dict.fromkeys(matrices))
-    sides = [(matrix.rows, matrix.cols) for matrix in distinct]
-    tile = tile or tiles.wgrad_tile(sides, block_rows, num_instances, pieces, works[0].inputs.dtype.itemsize)
-    grids = [(height // tile.rows, width // tile.cols) for height, width in sides]
-    total = num_instances * sum(height * width for height, width in grids)
+    num_instances, height, width = sums.shape
+    tile = tile or tiles.wgrad_tile(height, width, block_rows, num_instances, works[0].inputs.dtype.itemsize)
+    grid = height // tile.rows, width // tile.cols
     steps = block_rows // tile.depth
 
-    def kernel(_: Any, index: Any, *refs: Any) -> None:
+    def kernel(_: Any, first_row: Any, *refs: Any) -> None:
         *flat, out = refs
         operands = [Work(*flat[i : i + len(Work._fields)]) for i in range(0, len(flat), len(Work._fields))]
-        first, end, _ = share_of(total, index[0], pieces)
-        program = first + pl.program_id(0)
-        instance, place = program % num_instances, program // num_instances
+        instance = pl.program_id(0) % num_instances
+        row, col = _place(pl.program_id(0) // num_instances, *grid)
+        at = instance, _span(row, tile.rows), _span(col, tile.cols)
+        # The quotient tells the compiler how well the loads are aligned.
+        left = _span(first_row[0] // tile.rows + row, tile.rows)
 
-        def add(tile_index: jax.Array, matrix: Matrix, grid: tuple[int, int], own: list[Work]) -> None:
-            row, col = _place(tile_index, *grid)
-            at = instance, _indices(matrix, (row, tile.rows), (col, tile.cols))
+        def step(k: jax.Array, sums: jax.Array, work: Work) -> jax.Array:
+            terms = _span(k, tile.depth)
+            return sums + _dot(work.inputs[terms, left], work.grads[terms, _span(col, tile.cols)], 0, 0)
 
-            def step(k: jax.Array, sums: jax.Array, work: Work) -> jax.Array:
-                inputs = work.inputs[_span(k, tile.depth), _span(row, tile.rows)]
-                return sums + _dot(inputs, work.grads[_span(k, tile.depth), _span(col, tile.cols)], 0, 0)
-
+        @pl.when(sum(work.num_blocks[first_instance + instance] for work in operands) > 0)
+        def add() -> None:
             sums = out[at]
-            for work in own:
+            for work in operands:
                 first, count = work.first_block[first_instance + instance], work.num_blocks[first_instance + instance]
                 sums = lax.fori_loop(first * steps, (first + count) * steps, partial(step, work=work), sums)
             out[at] = sums
 
-        begin = 0
-        for matrix, grid in zip(distinct, grids, strict=True):
-            own = [work for work, of in zip(operands, matrices, strict=True) if of == matrix]
-            some = sum(work.num_blocks[first_instance + instance] for work in own) > 0
-            here = (program < end) & (place >= begin) & (place < begin + math.prod(grid)) & some
-            pl.when(here)(partial(add, place - begin, matrix, grid, own))
-            begin += math.prod(grid)
-
-    return _call(
+    return _pallas.call(
         kernel,
-        (sums, index.reshape(1), *jax.tree.leaves(works)),
+        (sums, first_row.reshape(1), *jax.tree.leaves(works)),
         _compat.result_like(sums, sums.shape),
         name="topoep_wgrad",
-        programs=-(-total // pieces),
-        tile=tile,
+        programs=num_instances * math.prod(grid),
+        num_warps=tile.num_warps,
+        num_stages=tile.num_stages,
         interpret=interpret,
         aliases={0: 0},
     )
@@ -182,28 +169,3 @@ def _indices(matrix: Matrix, rows: tuple[jax.Array, int], cols: tuple[jax.Array,
     row = rows[0] * rows[1] + lax.broadcasted_iota(jnp.int32, shape, 0)
     col = cols[0] * cols[1] + lax.broadcasted_iota(jnp.int32, shape, 1)
     return matrix.offset + row * matrix.cols + col
-
-
-def _call(
-    kernel: Callable[..., None],
-    operands: Sequence[jax.Array],
-    result: jax.ShapeDtypeStruct,
-    *,
-    name: str,
-    programs: int,
-    tile: Tile,
-    interpret: bool,
-    aliases: Mapping[int, int] = MappingProxyType({}),
-) -> jax.Array:
-    whole = pl.BlockSpec(memory_space=pl.ANY)
-    return pl.pallas_call(
-        kernel,
-        grid=(programs,),
-        in_specs=[whole] * len(operands),
-        out_specs=whole,
-        out_shape=result,
-        input_output_aliases=aliases,
-        interpret=interpret,
-        name=name,
-        compiler_params=triton.CompilerParams(num_warps=tile.num_warps, num_stages=tile.num_stages),
-    )(*operands)

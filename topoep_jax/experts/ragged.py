@@ -25,29 +25,21 @@ def gmm(
 
 
 def wgrad(
-    sums: jax.Array,
-    works: tuple[Work, ...],
-    index: jax.Array,
-    *,
-    first_instance: int,
-    matrices: tuple[Matrix, ...],
-    block_rows: int,
-    pieces: int,
+    sums: jax.Array, works: tuple[Work, ...], first_row: jax.Array, *, first_instance: int, block_rows: int
 ) -> jax.Array:
-    """See `experts.wgrad`; the first share is everything."""
-    del pieces
+    """See `experts.wgrad`."""
     chosen = slice(first_instance, first_instance + sums.shape[0])
-    for matrix, work in zip(matrices, works, strict=True):
+    for work in works:
         begin, size = work.first_block[chosen] * block_rows, work.num_blocks[chosen] * block_rows
         row = jnp.arange(work.inputs.shape[0], dtype=jnp.int32)[:, None]
         hit = (row >= begin[None]) & (row < (begin + size)[None])
-        inputs = jnp.where(hit.any(1)[:, None], work.inputs, jnp.zeros((), work.inputs.dtype))
-        # Rows of nobody, which are zero now, go with the instance before.
+        # Rows of nobody, which become zero, go with the instance before.
+        inputs, grads = (
+            jnp.where(hit.any(1)[:, None], rows, jnp.zeros((), rows.dtype))
+            for rows in (lax.dynamic_slice_in_dim(work.inputs, first_row, sums.shape[1], 1), work.grads)
+        )
         instance = lax.cummax(jnp.argmax(hit, 1).astype(jnp.int32))
         sizes = (instance[:, None] == jnp.arange(sums.shape[0])[None]).sum(0, dtype=jnp.int32)
         numbers = lax.RaggedDotDimensionNumbers((((0,), (0,)), ((), ())), [0], [])
-        product = lax.ragged_dot_general(inputs, work.grads, sizes, numbers, preferred_element_type=jnp.float32)
-        part = slice(matrix.offset, matrix.offset + matrix.rows * matrix.cols)
-        product = jnp.where(index == 0, product.reshape(sums.shape[0], -1), 0.0)
-        sums = sums.at[:, part].add(product)
+        sums += lax.ragged_dot_general(inputs, grads, sizes, numbers, preferred_element_type=jnp.float32)
     return sums

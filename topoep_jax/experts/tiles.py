@@ -6,14 +6,13 @@ guess from what Triton does well on Hopper.
 """
 
 import math
-from collections.abc import Sequence
 from typing import NamedTuple
 
 LEAST = 16
 """The shortest side of a tile that a matrix unit takes."""
 
-PROCESSORS = 132
-"""Multiprocessors of a Hopper GPU. A grid of fewer programs leaves some idle."""
+ENOUGH = 64
+"""Programs that occupy half of a Hopper GPU's 132 multiprocessors: with more of smaller tiles, loads take over."""
 
 
 class Tile(NamedTuple):
@@ -55,17 +54,14 @@ def gmm_tile(block_rows: int, cols: int, depth: int, itemsize: int) -> Tile:
     return _fit(MEASURED.get((block_rows, cols, depth), GMM[0]), block_rows, cols, depth, itemsize)
 
 
-def wgrad_tile(
-    sides: Sequence[tuple[int, int]], block_rows: int, num_instances: int, pieces: int, itemsize: int
-) -> Tile:
-    """For one of `pieces` shares of the gradients of matrices with these sides, (rows, columns), of each instance.
+def wgrad_tile(rows: int, cols: int, block_rows: int, num_instances: int, itemsize: int) -> Tile:
+    """For gradients [rows, cols] of each instance, made of elements of so many bytes.
 
-    Where large tiles would be too few to occupy a GPU, tiles are smaller.
+    Where large tiles would be too few to occupy a GPU, they are smaller.
     """
-    rows, cols = (math.gcd(*lengths) for lengths in zip(*sides, strict=True))
-    area = num_instances * sum(height * width for height, width in sides)
     candidates = [_fit(tile, rows, cols, block_rows, itemsize) for tile in WGRAD]
-    enough = (tile for tile in candidates if area >= PROCESSORS * pieces * tile.rows * tile.cols)
+    area = num_instances * rows * cols
+    enough = (tile for tile in candidates if area >= ENOUGH * tile.rows * tile.cols)
     return next(enough, candidates[-1])
 
 

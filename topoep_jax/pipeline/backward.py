@@ -1,171 +1,201 @@
-"""The backward pass, as the paper's Figure 8: gradients of rows first, since other ranks wait for them, then weights.
+"""The backward pass, as the paper's Figure 8, one collective at a time.
 
-| collective               | under                                                        |
-| ---                      | ---                                                          |
-| grad 1 (of the output)   | nothing: the first rows                                      |
-| again 1 (dispatch 1)     | down^T of chunk 1                                            |
-| pull again               | gate and up of chunk 1, recomputed                           |
-| again 2 (dispatch 2)     | gate_up^T of chunk 1                                         |
-| grad 2                   | weight gradients of chunk 1                                  |
-| home 1 (of the input)    | all of chunk 2                                               |
-| home 2                   | weight gradients of the slots in chunk 2                     |
-| push, slice by slice     | weight gradients of the mains in chunk 2, share by share     |
+| collective               | under                                                            |
+| ---                      | ---                                                              |
+| grad 1 (of the output)   | nothing: the first rows                                          |
+| again 1 (dispatch 1)     | down^T of chunk 1                                                |
+| pull again               | gate and up of chunk 1, recomputed                               |
+| grad 2                   | gate_up^T of chunk 1                                             |
+| again 2 (dispatch 2)     | down^T of chunk 2                                                |
+| home 1 (of the input)    | gate and up of chunk 2, recomputed; down's gradient of the slots |
+| push of down             | down's gradient of the mains, strip by strip                     |
+| home 2                   | gate_up's gradient of the slots                                  |
+| push of gate_up          | gate_up's gradient of the mains, strip by strip                  |
 
-What `residuals` keep falls out of the table. The gradients of router weights go home once for both chunks.
+Down's gradients come before the last product of rows, since its operands then make room for the result. What
+`residuals` keep falls out of the table. The gradients of router weights go home once for both chunks.
 """
 
 from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+from jax import lax
 
+from topoep_jax._arrays import zeros_after
 from topoep_jax._compat import vary_like
 from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
-from topoep_jax.experts import Instances, WeightGrad
+from topoep_jax.experts import Instances, Matrix, WeightGrad
 from topoep_jax.pipeline.forward import Kept
 from topoep_jax.pipeline.layer import Inputs, Layer
 from topoep_jax.pipeline.order import phase, stage
 from topoep_jax.pipeline.replicas import Pulled, pull_slots, push_slots
 
 
-class _Products(NamedTuple):
-    """What the weight gradients of one window are products of."""
+class _Weights(NamedTuple):
+    """f32 gradients of the matrices of some instances."""
 
-    rows: jax.Array
-    """[n, H] received rows."""
-    pre_grad: jax.Array
-    """[n, 2 I] gradients towards gate and up."""
-    inner: jax.Array
-    """[n, I] activations."""
-    grads: jax.Array
-    """[n, H] received gradients of the output."""
+    gate_up: jax.Array
+    """[m, H, 2 I]."""
+    down: jax.Array
+    """[m, I, H]."""
 
 
 class _Sums(NamedTuple):
-    """Gradients so far."""
+    """What overflow passes have summed; the chunks go on from there."""
 
     tokens: jax.Array
     """[A, H] in send order."""
     weights: jax.Array
     """f32 [A] in send order."""
-    mains: jax.Array
-    """f32 [Em, D]."""
-    slots: jax.Array
-    """f32 [N, D]."""
+    slots: _Weights | None
+    """None where there are no such passes, as in `mains`: the chunks start later, and with strips of matrices."""
+    mains: _Weights | None
 
 
 def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
     """Gradients of x [T, H], of weight f32 [T, K] and of params [Em, D], from that of the results [T, H]."""
     config = layer.config
     gate_up, down = layer.matrices
-    tokens, token_grads = layer.by_assignment(inputs.x), layer.by_assignment(grad)
     params = inputs.params.astype(inputs.x.dtype)
     scale = kept.scale
-    home = jnp.zeros_like(tokens)
-    mains = jnp.zeros_like(inputs.params, jnp.float32)
-    scale_grads = []
+    weights = inputs.weight.reshape(-1)[layer.order]
+
+    def zeros(num_instances: int) -> _Weights | None:
+        if config.overflow != "loop":
+            return None
+        sides = [(matrix.rows, matrix.cols) for matrix in (gate_up, down)]
+        return _Weights(*(jnp.zeros((num_instances, *side), jnp.float32) for side in sides))
+
+    sums = _Sums(
+        tokens=jnp.zeros((weights.shape[0], config.hidden), inputs.x.dtype),
+        weights=jnp.zeros_like(weights),
+        slots=zeros(config.num_slots),
+        mains=zeros(config.num_mains),
+    )
+    sums = vary_like(sums, inputs.x)
 
     def pull(mains: jax.Array) -> Pulled:
         with phase("repull"):
             return pull_slots(config, layer.axis_name, mains, inputs.slot_expert, grad)
 
-    def again(name: str, tokens: jax.Array, win: Window, rows: jax.Array | None) -> jax.Array:
-        return layer.dispatch(name, tokens, win) if rows is None else rows
+    def again(name: str, x: jax.Array, win: Window, rows: jax.Array | None) -> jax.Array:
+        return layer.dispatch(name, layer.by_assignment(x), win) if rows is None else rows
 
     def recompute(rows: jax.Array, held: Instances, win: Window, pre: jax.Array | None) -> jax.Array:
         return layer.gmm(rows, held, win, gate_up) if pre is None else pre
 
+    # Chunk 1, and the rows of chunk 2.
+    early: list[tuple[WeightGrad, WeightGrad]] = []
+    scale_grads: list[jax.Array] = []
     if layer.first is None:
         pulled = pull(params)
-        rows_2 = again("again_2", tokens, layer.last, kept.rows[1])
-        grads_2 = layer.dispatch("grad_2", token_grads, layer.last)
+        rows = again("again_2", inputs.x, layer.last, kept.rows[1])
+        grads = layer.dispatch("grad_2", layer.by_assignment(grad), layer.last)
+        inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, down, transposed=True)
     else:
         split = layer.first.num_rows
-        grads_1 = layer.dispatch("grad_1", token_grads, layer.first)
+        grads_1 = layer.dispatch("grad_1", layer.by_assignment(grad), layer.first)
 
-        grads, sent, params = stage("again_1", grads_1, tokens, params)
-        rows_1 = again("again_1", sent, layer.first, kept.rows[0])
-        inner_grad = layer.gmm(grads, Instances(params, None), layer.first, down, transposed=True)
+        grads_1, x, params = stage("again_1", grads_1, inputs.x, params)
+        rows_1 = again("again_1", x, layer.first, kept.rows[0])
+        inner_grad = layer.gmm(grads_1, Instances(params, None), layer.first, down, transposed=True)
 
-        rows, inner_grad, params = stage("repull", rows_1, inner_grad, params)
+        rows_1, inner_grad, params = stage("repull", rows_1, inner_grad, params)
         pulled = pull(params)
-        pre = recompute(rows, Instances(params, None), layer.first, kept.pre[0])
+        pre = recompute(rows_1, Instances(params, None), layer.first, kept.pre[0])
 
-        pulled, pre, inner_grad, sent, params = stage("again_2", pulled, pre, inner_grad, tokens, params)
-        rows_2 = again("again_2", sent, layer.last, kept.rows[1])
+        pulled, pre, inner_grad, grad_2, params = stage("grad_2", pulled, pre, inner_grad, grad, params)
+        grads = layer.dispatch("grad_2", layer.by_assignment(grad_2), layer.last)
         pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale[:split], inner_grad)
         row_grads = layer.gmm(pre_grad, Instances(params, None), layer.first, gate_up, transposed=True)
-        products = _Products(rows, pre_grad, inner, grads)
-
-        rows_2, row_grads, products, sent = stage("grad_2", rows_2, row_grads, products, token_grads)
-        grads_2 = layer.dispatch("grad_2", sent, layer.last)
-        mains = layer.wgrad(mains, 0, _jobs(layer, layer.first, products))
-
-        rows_2, grads_2, mains, row_grads, pulled, params = stage(
-            "home_1", rows_2, grads_2, mains, row_grads, pulled, params
-        )
-        home = layer.combine("home_1", row_grads, home, layer.first)
+        early.append((WeightGrad(layer.first, rows_1, pre_grad), WeightGrad(layer.first, inner, grads_1)))
         scale_grads.append(scale_grad)
         scale = scale[split:]
 
+        grads, row_grads, pulled, x, params = stage("again_2", grads, row_grads, pulled, inputs.x, params)
+        rows = again("again_2", x, layer.last, kept.rows[1])
+        inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, down, transposed=True)
+
+        rows, inner_grad, row_grads, params = stage("home_1", rows, inner_grad, row_grads, params)
+        sums = sums._replace(tokens=layer.combine("home_1", row_grads, sums.tokens, layer.first))
+
     held = Instances(params, pulled.slots)
 
-    def differentiate(
-        win: Window, rows: jax.Array, pre: jax.Array | None, scale: jax.Array, grads: jax.Array
-    ) -> tuple[jax.Array, jax.Array, _Products]:
-        """Gradients of the rows [n, H] and of the weights [n] of a window, and what is left to do."""
-        pre = recompute(rows, held, win, pre)
-        inner_grad = layer.gmm(grads, held, win, down, transposed=True)
-        pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, inner_grad)
-        row_grads = layer.gmm(pre_grad, held, win, gate_up, transposed=True)
-        return row_grads, scale_grad, _Products(rows, pre_grad, inner, grads)
-
-    row_grads, scale_grad, products = differentiate(layer.last, rows_2, kept.pre[1], scale, grads_2)
-    scale_grads.append(scale_grad)
-
-    home, row_grads, products = stage("home_2", home, row_grads, products)
-    home = layer.combine("home_2", row_grads, home, layer.last)
-    slots = vary_like(jnp.zeros((config.num_slots, mains.shape[1]), jnp.float32), mains)
-    if config.num_slots:
-        slots = layer.wgrad(slots, config.num_mains, _jobs(layer, layer.last, products))
-
-    home, slots, scale_grad = stage("weight_grads", home, slots, jnp.concatenate(scale_grads))
-    none = jnp.zeros_like(inputs.weight.reshape(-1))
-    weight_grads = layer.combine("weight_grads", scale_grad, none, layer.whole)
-
     def serve(win: Window, sums: _Sums) -> _Sums:
-        rows = layer.dispatch("overflow", tokens, win)
-        scale = layer.dispatch("weights", inputs.weight.reshape(-1)[layer.order], win)
-        grads = layer.dispatch("overflow", token_grads, win)
-        row_grads, scale_grad, products = differentiate(win, rows, None, scale, grads)
-        jobs = _jobs(layer, win, products)
+        rows = layer.dispatch("overflow", layer.by_assignment(inputs.x), win)
+        scale = layer.dispatch("weights", weights, win)
+        grads = layer.dispatch("overflow", layer.by_assignment(grad), win)
+        inner_grad = layer.gmm(grads, held, win, down, transposed=True)
+        pre_grad, inner, scale_grad = layer.swiglu_backward(layer.gmm(rows, held, win, gate_up), scale, inner_grad)
+        row_grads = layer.gmm(pre_grad, held, win, gate_up, transposed=True)
+        jobs = WeightGrad(win, rows, pre_grad), WeightGrad(win, inner, grads)
+
+        def add(sums: _Weights | None, first_instance: int) -> _Weights | None:
+            return sums and _Weights(
+                *(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True))
+            )
+
         return _Sums(
             tokens=layer.combine("overflow", row_grads, sums.tokens, win),
             weights=layer.combine("weight_grads", scale_grad, sums.weights, win),
-            mains=layer.wgrad(sums.mains, 0, jobs),
-            slots=layer.wgrad(sums.slots, config.num_mains, jobs) if config.num_slots else sums.slots,
+            slots=add(sums.slots, config.num_mains) if config.num_slots else sums.slots,
+            mains=add(sums.mains, 0),
         )
 
-    sums = layer.overflow_passes(serve, _Sums(home, weight_grads, mains, slots))
-    x_grad = sum_over_experts(sums.tokens, layer.place, inputs.x.shape[0])
-    weight_grad = sums.weights[layer.place].reshape(inputs.weight.shape)
+    sums = layer.overflow_passes(serve, sums)
 
-    x_grad, weight_grad, slots = stage("push", x_grad, weight_grad, sums.slots)
+    # Chunk 2, and all weights.
+    def of_slots(begin: jax.Array | None, matrix: Matrix, job: WeightGrad) -> jax.Array:
+        if begin is None:
+            begin = zeros_after(job.grads, (config.num_slots, matrix.rows, matrix.cols), jnp.float32)
+        return layer.wgrad(begin, config.num_mains, [job]) if config.num_slots else begin
 
-    def beside(index: jax.Array, count: int, mains: jax.Array) -> jax.Array:
-        return layer.wgrad(mains, 0, _jobs(layer, layer.last, products), (index, count))
+    def go_home(
+        matrix: Matrix,
+        slots: jax.Array,
+        begin: jax.Array | None,
+        jobs: list[WeightGrad],
+        into: jax.Array,
+        turn: jax.Array,
+        carried: jax.Array,
+    ) -> tuple[jax.Array, jax.Array, jax.Array]:
+        def own(first_row: jax.Array, num_rows: int) -> jax.Array:
+            if begin is None:
+                strip = zeros_after(first_row, (config.num_mains, num_rows, matrix.cols), jnp.float32)
+                strip = vary_like(strip, params)
+            else:
+                strip = lax.dynamic_slice_in_dim(begin, first_row, num_rows, 1)
+            return layer.wgrad(strip, 0, jobs, first_row)
 
-    with phase("push"):
-        mains, x_grad = push_slots(
-            config, layer.axis_name, slots, sums.mains, inputs.slot_expert, pulled.turn, x_grad, beside
-        )
-    return x_grad, weight_grad, mains.astype(inputs.params.dtype)
+        with phase("push"):
+            return push_slots(config, layer.axis_name, matrix, slots, inputs.slot_expert, own, into, turn, carried)
 
+    pre = recompute(rows, held, layer.last, kept.pre[1])
+    pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, inner_grad)
+    scale_grads.append(scale_grad)
+    slots_down = of_slots(sums.slots and sums.slots.down, down, WeightGrad(layer.last, inner, grads))
 
-def _jobs(layer: Layer, win: Window, products: _Products) -> tuple[WeightGrad, WeightGrad]:
-    gate_up, down = layer.matrices
-    return (
-        WeightGrad(gate_up, win, products.rows, products.pre_grad),
-        WeightGrad(down, win, products.inner, products.grads),
-    )
+    tokens, slots_down, inner, grads = stage("push_down", sums.tokens, slots_down, inner, grads)
+    jobs = [job for _, job in early] + [WeightGrad(layer.last, inner, grads)]
+    mains = jnp.zeros_like(inputs.params)
+    begin = sums.mains and sums.mains.down
+    mains, turn, _ = go_home(down, slots_down, begin, jobs, mains, pulled.turn, pulled.turn)
+
+    pre_grad, mains, params, tokens = stage("last", pre_grad, mains, params, tokens)
+    row_grads = layer.gmm(pre_grad, Instances(params, pulled.slots), layer.last, gate_up, transposed=True)
+
+    tokens, row_grads, pre_grad, rows = stage("home_2", tokens, row_grads, pre_grad, rows)
+    tokens = layer.combine("home_2", row_grads, tokens, layer.last)
+    slots_gate_up = of_slots(sums.slots and sums.slots.gate_up, gate_up, WeightGrad(layer.last, rows, pre_grad))
+
+    tokens, slots_gate_up, scale_grad = stage("weight_grads", tokens, slots_gate_up, jnp.concatenate(scale_grads))
+    weight_grads = layer.combine("weight_grads", scale_grad, sums.weights, layer.whole)
+    x_grad = sum_over_experts(tokens, layer.place, inputs.x.shape[0])
+
+    x_grad, weight_grads, slots_gate_up, turn = stage("push_gate_up", x_grad, weight_grads, slots_gate_up, turn)
+    jobs = [job for job, _ in early] + [WeightGrad(layer.last, rows, pre_grad)]
+    begin = sums.mains and sums.mains.gate_up
+    mains, _, x_grad = go_home(gate_up, slots_gate_up, begin, jobs, mains, turn, x_grad)
+    return x_grad, weight_grads[layer.place].reshape(inputs.weight.shape), mains

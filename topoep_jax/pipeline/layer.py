@@ -97,11 +97,11 @@ class Layer:
         sums: jax.Array,
         first_instance: int,
         jobs: Sequence[WeightGrad],
-        piece: tuple[jax.Array | int, int] = (0, 1),
+        first_row: jax.Array | int = 0,
     ) -> jax.Array:
-        """Adds weight gradients to the f32 sums of some instances, or a share of them."""
+        """Adds rows of a matrix's gradient to the f32 sums [m, rows, cols] of some instances."""
         config = self.config
-        return wgrad(sums, first_instance, jobs, block_rows=config.block_rows, gemm=config.gemm, piece=piece)
+        return wgrad(sums, first_instance, jobs, first_row, block_rows=config.block_rows, gemm=config.gemm)
 
     def swiglu_backward(
         self, pre: jax.Array, scale: jax.Array, inner_grad: jax.Array

@@ -1,5 +1,6 @@
 """Replica parameters and gradients by the layer's transport: lax collectives, or kernels of the ranks' group."""
 
+from collections.abc import Callable
 from typing import NamedTuple
 
 import jax
@@ -7,7 +8,8 @@ import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.transfer import Beside, device_pull, device_push, pull, push
+from topoep_jax.experts import Matrix
+from topoep_jax.transfer import Receive, device_pull, device_push, pull, push_slices, slice_rows
 from topoep_jax.transport import Group, group
 
 
@@ -45,37 +47,54 @@ def pull_slots(
 def push_slots(
     config: LayerConfig,
     axis_name: str,
+    matrix: Matrix,
     slot_grads: jax.Array,
-    main_grads: jax.Array,
     slot_expert: jax.Array,
+    own: Callable[[jax.Array, int], jax.Array],
+    into: jax.Array,
     turn: jax.Array,
     carried: jax.Array,
-    beside: Beside,
-) -> tuple[jax.Array, jax.Array]:
-    """Sends replica gradients home while the mains' own gradients are computed.
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Sends replica gradients of one matrix home while the mains' own are made, strip by strip of its rows.
+
+    So no rank ever holds the f32 gradient of a whole matrix of all its mains (but where kernels carry it).
 
     Args:
       config: the layer.
       axis_name: the expert-parallel axis.
-      slot_grads: f32 [N, D].
-      main_grads: f32 [Em, D], what the mains have so far.
+      matrix: which matrix of the experts.
+      slot_grads: f32 [N, rows, cols].
       slot_expert: int32 [R, N] of the plan.
-      turn: of `pull_slots`.
+      own: (first row, number of rows) -> f32 [Em, number, cols], the mains' own gradient.
+      into: [Em, D] packed gradients of the mains.
+      turn: of the transfer before.
       carried: any array, see `device_push`.
-      beside: adds what the mains lack, in shares, see `push`.
 
     Returns:
-      f32 [Em, D] gradients of the mains with all replicas, and `carried`.
+      `into` with the gradient of this matrix, the turn of the next transfer, and `carried`.
     """
+    num_mains = into.shape[0]
+
+    def store(into: jax.Array, grads: jax.Array, first_row: jax.Array) -> jax.Array:
+        column = matrix.offset + first_row * matrix.cols
+        return lax.dynamic_update_slice_in_dim(into, grads.astype(into.dtype), column, 1)
+
     kernels = _kernels(config, axis_name) if config.num_slots else None
-    if config.num_slots and kernels is None:
-        staging = config.staging_bytes
-        return push(slot_grads, main_grads, slot_expert, axis_name, staging_bytes=staging, beside=beside), carried
-    main_grads = beside(jnp.zeros((), jnp.int32), 1, main_grads)
-    if kernels is None:
-        return main_grads, carried
-    main_grads, _, carried = device_push(slot_grads, main_grads, slot_expert, turn, carried, kernels)
-    return main_grads, carried
+    if not config.num_slots or kernels is not None:
+        first_row = jnp.zeros((), jnp.int32)
+        grads = own(first_row, matrix.rows).reshape(num_mains, -1)
+        if kernels is not None:
+            flat = slot_grads.reshape(slot_grads.shape[0], -1)
+            grads, turn, carried = device_push(flat, grads, slot_expert, turn, carried, kernels)
+        return store(into, grads, first_row), turn, carried
+    rows = slice_rows(slot_expert.size, matrix.rows, matrix.cols, config.staging_bytes)
+
+    def add(index: jax.Array, into: jax.Array, receive: Receive) -> jax.Array:
+        first_row = index * rows
+        return store(into, receive(own(first_row, rows).reshape(num_mains, -1)), first_row)
+
+    flat = slot_grads.reshape(slot_grads.shape[0], -1)
+    return push_slices(flat, slot_expert, axis_name, num_mains, matrix.rows // rows, add, into), turn, carried
 
 
 def _turn(array: jax.Array) -> jax.Array:

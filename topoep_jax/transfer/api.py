@@ -3,17 +3,24 @@
 Only occupied slots move. The optimizer and checkpoints never see a replica.
 """
 
+import math
 from collections.abc import Callable
+from typing import TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import lax
 
+from topoep_jax._arrays import zeros_after
 from topoep_jax.config import STAGING_BYTES
 from topoep_jax.transfer.accumulate import accumulate
-from topoep_jax.transport import Segments, exchange, receive_buffer
+from topoep_jax.transfer.pack import pack
+from topoep_jax.transport import Segments, exchange
 
-Beside = Callable[[jax.Array, int, jax.Array], jax.Array]
+State = TypeVar("State")
+Receive = Callable[[jax.Array], jax.Array]
+
+_LEAST_ROWS, _BEST_ROWS = 16, 128
 
 
 def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
@@ -38,7 +45,9 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
         output_offsets=jnp.where(mine, jnp.arange(num_slots, dtype=jnp.int32), 0).reshape(-1),
         recv_sizes=wanted.astype(jnp.int32).reshape(-1),
     )
-    return exchange(mains, receive_buffer(num_slots, mains), segments, axis_name)
+    pulled = (mine[..., None] & (slot_expert[..., None] % num_mains == jnp.arange(num_mains))).any((0, 1))
+    sent = pack(mains, pulled)
+    return exchange(sent, zeros_after(sent, (num_slots, mains.shape[1]), mains.dtype), segments, axis_name)
 
 
 def push(
@@ -48,13 +57,10 @@ def push(
     axis_name: str,
     *,
     staging_bytes: int = STAGING_BYTES,
-    beside: Beside | None = None,
 ) -> jax.Array:
     """Sends replica gradients to their main ranks and adds them there, in ascending (rank, slot), in f32.
 
-    The fixed order makes the sum repeatable bit by bit. The gradient travels in slices, so that an owner never stages
-    more than `staging_bytes` (or one column of it). They are the steps of a loop, not unrolled: XLA would then
-    receive all slices first, and add them in the end.
+    The fixed order makes the sum repeatable bit by bit. An owner stages at most `staging_bytes` (or 16 columns).
 
     Args:
       slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not sent.
@@ -62,15 +68,48 @@ def push(
       slot_expert: int32 [R, N] of the plan.
       axis_name: the expert-parallel axis.
       staging_bytes: bound on the receive buffer.
-      beside: work to do while a slice is on its way: (index, number of slices, main_grads) -> main_grads adds that
-        share of the mains' own gradients. A slice is added after its step's share.
 
     Returns:
       f32 [Em, D]: `main_grads` with the gradients of all replicas added.
     """
-    me, num_mains = lax.axis_index(axis_name), main_grads.shape[0]
+    size = main_grads.shape[1]
+    width = slice_rows(slot_expert.size, size, 1, staging_bytes)
+
+    def add(index: jax.Array, state: jax.Array, receive: Receive) -> jax.Array:
+        grads = receive(lax.dynamic_slice_in_dim(state, index * width, width, 1))
+        return lax.dynamic_update_slice_in_dim(state, grads, index * width, 1)
+
+    return push_slices(slot_grads, slot_expert, axis_name, main_grads.shape[0], size // width, add, main_grads)
+
+
+def push_slices(
+    slot_grads: jax.Array,
+    slot_expert: jax.Array,
+    axis_name: str,
+    num_mains: int,
+    num_slices: int,
+    add: Callable[[jax.Array, State, Receive], State],
+    state: State,
+) -> State:
+    """`push` in equal slices of columns, with the gradients of the mains made while a slice is on its way.
+
+    The slices are turns of a loop. Unrolled, XLA would receive all of them first, and add them in the end.
+
+    Args:
+      slot_grads: f32 [N, W].
+      slot_expert: int32 [R, N] of the plan.
+      axis_name: the expert-parallel axis.
+      num_mains: Em.
+      num_slices: of W columns; what an owner stages is f32 [R * N, W / num_slices].
+      add: (index of the slice, state, receive) -> state. It makes the slice of its own gradients, f32 [Em, width], and
+        has `receive` add the replicas'.
+      state: what `add` carries from slice to slice.
+
+    Returns:
+      The state after the last slice.
+    """
+    me = lax.axis_index(axis_name)
     num_ranks, num_slots = slot_expert.shape
-    size = slot_grads.shape[1]
     owner = _owner(slot_expert, num_mains)
     sent = owner[me][None] == jnp.arange(num_ranks, dtype=jnp.int32)[:, None]  # [R, N]
     slot = jnp.arange(num_slots, dtype=jnp.int32)[None]
@@ -82,25 +121,30 @@ def push(
     )
     # [R * N]: the main that each staged row feeds, -1 for a row of another owner.
     target = jnp.where(owner == me, slot_expert % num_mains, -1).reshape(-1)
-    num_pieces = num_slices(num_ranks * num_slots, size, staging_bytes)
-    piece = size // num_pieces
+    width = slot_grads.shape[1] // num_slices
 
-    def add_piece(grads: jax.Array, p: jax.Array) -> tuple[jax.Array, None]:
-        part = lax.dynamic_slice_in_dim(slot_grads, p * piece, piece, 1)
-        staged = exchange(part, receive_buffer(num_ranks * num_slots, part), segments, axis_name)
-        if beside is not None:
-            grads = beside(p, num_pieces, grads)
-        return accumulate(grads, staged, target, p * piece), None
+    def turn(state: State, index: jax.Array) -> tuple[State, None]:
+        part = lax.dynamic_slice_in_dim(slot_grads, index * width, width, 1)
+        empty = zeros_after(part, (num_ranks * num_slots, width), part.dtype)
+        staged = exchange(part, empty, segments, axis_name)
+        return add(index, state, lambda grads: accumulate(grads, staged, target)), None
 
-    return lax.scan(add_piece, main_grads, jnp.arange(num_pieces, dtype=jnp.int32))[0]
+    return lax.scan(turn, state, jnp.arange(num_slices, dtype=jnp.int32))[0]
+
+
+def slice_rows(num_staged: int, rows: int, cols: int, staging_bytes: int) -> int:
+    """How many rows of a matrix travel at once, as f32 of `num_staged` replicas, within `staging_bytes`.
+
+    Equal shares of the rows; multiples of a large power of two before large ones, since products are made in tiles. At
+    least 16 where that divides, which is the least that a kernel can multiply.
+    """
+    small = [n for n in range(1, math.isqrt(rows) + 1) if rows % n == 0]
+    shares = {*small, *(rows // n for n in small)}
+    least = math.gcd(rows, _LEAST_ROWS)
+    fits = [n for n in shares if n % least == 0 and (num_staged * n * cols * 4 <= staging_bytes or n == least)]
+    return max(fits, key=lambda n: (math.gcd(n, _BEST_ROWS), n))
 
 
 def _owner(slot_expert: jax.Array, num_mains: int) -> jax.Array:
     """Main rank of the expert in each slot, -1 where the slot is empty."""
     return jnp.where(slot_expert >= 0, slot_expert // num_mains, -1)
-
-
-def num_slices(num_rows: int, size: int, staging_bytes: int) -> int:
-    """The fewest equal slices of `size` f32 columns that keep `num_rows` staged rows within `staging_bytes`."""
-    fits = lambda columns: num_rows * columns * 4 <= staging_bytes or columns == 1  # noqa: E731
-    return next(p for p in range(1, size + 1) if size % p == 0 and fits(size // p))

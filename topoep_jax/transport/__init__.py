@@ -11,6 +11,5 @@ from topoep_jax.transport.sizes import LayerSizes as LayerSizes
 from topoep_jax.transport.sizes import group_sizes as group_sizes
 from topoep_jax.transport.xla import Segments as Segments
 from topoep_jax.transport.xla import exchange as exchange
-from topoep_jax.transport.xla import receive_buffer as receive_buffer
 from topoep_jax.transport.xla_options import XlaOptions as XlaOptions
 from topoep_jax.transport.xla_options import xla_options as xla_options

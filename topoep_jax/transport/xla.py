@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._compat import platform_dependent, vary_like
+from topoep_jax._compat import platform_dependent
 
 
 class Segments(NamedTuple):
@@ -24,16 +24,6 @@ class Segments(NamedTuple):
     """First row of each segment in the *peer's* output."""
     recv_sizes: jax.Array
     """Rows of each segment received, by sending peer."""
-
-
-def receive_buffer(num_rows: int, rows: jax.Array) -> jax.Array:
-    """Zeros [num_rows, ...] for `exchange` to receive what is like `rows`.
-
-    Plain zeros of several exchanges would be one constant to XLA, or come out of one kernel: all of them alive from the
-    first exchange to the last.
-    """
-    _, zero = lax.optimization_barrier((rows, jnp.zeros((), rows.dtype)))
-    return vary_like(jnp.broadcast_to(zero, (num_rows, *rows.shape[1:])), rows)
 
 
 def exchange(rows: jax.Array, into: jax.Array, segments: Segments, axis_name: str) -> jax.Array:
@@ -64,7 +54,10 @@ def _emulated(
     *,
     axis_name: str,
 ) -> jax.Array:
-    """XLA has no ragged all-to-all on CPU: gather all operands and pick. Exact; memory grows with the axis size."""
+    """XLA has no ragged all-to-all on CPU: gather all operands and pick. Exact; memory grows with the axis size.
+
+    Where no rank sends a row, no operand is gathered.
+    """
     me, num_ranks = lax.axis_index(axis_name), lax.axis_size(axis_name)
     table = jnp.stack([input_offsets, send_sizes, output_offsets]).reshape(3, num_ranks, -1)
     gathered = lax.all_gather(table, axis_name)  # [source, 3, destination, U]
@@ -79,7 +72,17 @@ def _emulated(
     segment = jnp.maximum(cover - 1, 0)
     source = segment // target.shape[1]
     inside = row - target.reshape(-1)[segment] + first.reshape(-1)[segment]
-    everyone = lax.all_gather(rows, axis_name)  # [source, n, ...]
-    received = everyone[source, jnp.clip(inside, 0, rows.shape[0] - 1)]
     covered = (cover > 0).reshape((-1,) + (1,) * (into.ndim - 1))
-    return jnp.where(covered, received, into)
+
+    def move(rows: jax.Array, into: jax.Array) -> jax.Array:
+        everyone = gather_rows(rows, axis_name)
+        received = everyone[source, jnp.clip(inside, 0, rows.shape[0] - 1)]
+        return jnp.where(covered, received, into)
+
+    # All ranks hold the same table, so that they take the same branch.
+    return lax.cond((gathered[:, 1] > 0).any(), move, lambda rows, into: into, rows, into)
+
+
+def gather_rows(rows: jax.Array, axis_name: str) -> jax.Array:
+    """[R, n, ...] of [n, ...]: the only bytes that the emulation moves, apart from its table of segments."""
+    return lax.all_gather(rows, axis_name)
