@@ -45,13 +45,14 @@ WGRAD = (
 )
 """Candidates for `wgrad`, in order of size."""
 
-MEASURED: dict[tuple[int, int, int], Tile] = {}
-"""The best tile of `gmm` by (rows of a block, columns, terms of a sum), for rows in bf16."""
+MEASURED: dict[tuple[str, int, int, int], Tile] = {}
+"""The best tile for bf16 by kernel, rows and columns of its results (of a block, or of a gradient), terms of a sum."""
 
 
 def gmm_tile(block_rows: int, cols: int, depth: int, itemsize: int) -> Tile:
     """For products of blocks [block_rows, depth] with matrices [depth, cols] of elements of so many bytes."""
-    return _fit(MEASURED.get((block_rows, cols, depth), GMM[0]), block_rows, cols, depth, itemsize)
+    best = MEASURED.get(("gmm", block_rows, cols, depth), GMM[0])
+    return fit(best, block_rows, cols, depth, itemsize)
 
 
 def wgrad_tile(rows: int, cols: int, block_rows: int, num_instances: int, itemsize: int) -> Tile:
@@ -59,13 +60,15 @@ def wgrad_tile(rows: int, cols: int, block_rows: int, num_instances: int, itemsi
 
     Where large tiles would be too few to occupy a GPU, they are smaller.
     """
-    candidates = [_fit(tile, rows, cols, block_rows, itemsize) for tile in WGRAD]
+    if best := MEASURED.get(("wgrad", rows, cols, block_rows)):
+        return fit(best, rows, cols, block_rows, itemsize)
+    candidates = [fit(tile, rows, cols, block_rows, itemsize) for tile in WGRAD]
     area = num_instances * rows * cols
     enough = (tile for tile in candidates if area >= ENOUGH * tile.rows * tile.cols)
     return next(enough, candidates[-1])
 
 
-def _fit(tile: Tile, rows: int, cols: int, depth: int, itemsize: int) -> Tile:
+def fit(tile: Tile, rows: int, cols: int, depth: int, itemsize: int) -> Tile:
     """The largest tile within this one, which is meant for two-byte elements, whose sides divide these lengths."""
     room = max(LEAST, tile.depth * 2 // itemsize)
     return tile._replace(rows=math.gcd(tile.rows, rows), cols=math.gcd(tile.cols, cols), depth=math.gcd(room, depth))
