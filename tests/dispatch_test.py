@@ -4,20 +4,20 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.sharding import Mesh
+from jax.sharding import AbstractDevice, AbstractMesh, AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.plans import random_demand, random_plan
+from tests.plans import PLAN_KINDS, many_plans, random_demand, random_plan
 from topoep_jax import LayerConfig, Topology
 from topoep_jax.combine import combine, sum_over_experts
-from topoep_jax.dispatch import as_triple, build_layout, dispatch, send_order, window
+from topoep_jax.dispatch import as_triple, build_layout, dispatch, measure_extent, send_order, window
 from topoep_jax.plan import Plan
 
 CASES = [(1, 4, 0, 1), (2, 8, 3, 2), (8, 16, 2, 1), (8, 8, 4, 2)]  # ranks, experts, slots, chunks
 NUM_TOKENS, TOP_K, BLOCK = 23, 2, 4
 
 
-def make_config(num_ranks, num_experts, num_slots, chunks):
+def make_config(num_ranks, num_experts, num_slots, chunks, cap_factor=0.5):
     return LayerConfig(
         hidden=4,
         ffn=4,
@@ -27,7 +27,7 @@ def make_config(num_ranks, num_experts, num_slots, chunks):
         num_slots=num_slots,
         chunks=chunks,
         block_rows=BLOCK,
-        cap_factor=0.5,
+        cap_factor=cap_factor,
     )
 
 
@@ -58,8 +58,14 @@ def place_one_by_one(config, expert_idx, slot_expert, quota):
     return placed
 
 
-def make_case(rng, config):
-    """Expert choices per rank with some padding, their demand, and a random plan."""
+def make_case(rng, config, kind=None):
+    """Expert choices per rank with some padding, their demand, and a random plan or one of an adversarial kind."""
+    if kind is not None:
+        omega, slot_expert, quota = (v[kind] for v in many_plans(rng, config, NUM_TOKENS * TOP_K, len(PLAN_KINDS)))
+        experts = np.arange(-1, config.num_experts)
+        padded = np.concatenate([NUM_TOKENS * TOP_K - omega.sum(1, keepdims=True), omega], axis=1)
+        expert_idx = np.stack([rng.permutation(np.repeat(experts, row)) for row in padded]).astype(np.int32)
+        return expert_idx.reshape(config.num_ranks, NUM_TOKENS, TOP_K), omega, slot_expert, quota
     num_ranks, num_experts = config.num_ranks, config.num_experts
     demand = random_demand(rng, num_ranks, num_experts, NUM_TOKENS * TOP_K)
     expert_idx = np.stack([rng.permutation(np.repeat(np.arange(num_experts), row)) for row in demand])
@@ -69,7 +75,7 @@ def make_case(rng, config):
     return expert_idx, omega.astype(np.int32), *random_plan(rng, omega, config.num_slots)
 
 
-def compiled_round_trip(config, num_windows):
+def compiled_round_trip(config, num_windows, mesh=None):
     """Sends each assignment's number, source and K tokens' features through `num_windows` buffers and back."""
 
     def on_rank(expert_idx, rows, omega, slot_expert, quota):
@@ -92,7 +98,7 @@ def compiled_round_trip(config, num_windows):
         tokens = sum_over_experts(returned, place, expert_idx.shape[0])
         return buffers, owners, returned[place], tokens, layout.passes[None], layout.start[None], layout.aligned[None]
 
-    mesh = Mesh(np.array(jax.devices()[: config.num_ranks]), ("ep",))
+    mesh = mesh or Mesh(np.array(jax.devices()[: config.num_ranks]), ("ep",))
     specs = (P("ep"), P("ep"), P(), P(), P())
     return jax.jit(jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=P("ep"), check_vma=False))
 
@@ -105,9 +111,9 @@ def test_every_row_lands_where_one_by_one_placement_puts_it(case):
     worst = num_ranks * num_assignments + config.num_instances * BLOCK + sum(config.window_rows(num_assignments))
     num_windows = config.chunks + -(-worst // sum(config.window_rows(num_assignments)))
     run = compiled_round_trip(config, num_windows)
-    for seed in range(12):
+    for seed, kind in enumerate([None] * 6 + [*range(len(PLAN_KINDS))] * (num_ranks > 1)):
         rng = np.random.default_rng(seed)
-        expert_idx, omega, slot_expert, quota = make_case(rng, config)
+        expert_idx, omega, slot_expert, quota = make_case(rng, config, kind)
         # Row content: 1 + source * A + assignment, so that zero means "nobody sent this".
         rows = 1.0 + np.arange(num_ranks * num_assignments, dtype=np.float32)[:, None] * np.ones((1, 2), np.float32)
         out = run(expert_idx.reshape(-1, TOP_K), rows, omega, slot_expert, quota)
@@ -181,7 +187,8 @@ def test_send_order_is_stable_and_puts_padding_last():
 
 def test_ragged_exchange_is_in_the_gpu_program_and_the_emulation_is_not():
     config = make_config(8, 16, 2, 1)
-    run = compiled_round_trip(config, 1)
+    gpu = AbstractDevice("NVIDIA H200", 132, "gpu")
+    run = compiled_round_trip(config, 1, AbstractMesh((8,), ("ep",), (AxisType.Auto,), abstract_device=gpu))
     expert_idx, omega, slot_expert, quota = make_case(np.random.default_rng(0), config)
     rows = np.zeros((expert_idx.size, 2), np.float32)
     traced = run.trace(expert_idx.reshape(-1, TOP_K), rows, omega, slot_expert, quota)
@@ -198,3 +205,76 @@ def test_window_rows_follow_the_glossary():
     assert config.cap_rows(num_assignments) == 34432 + 6 * 128
     assert config.window_rows(num_assignments) == (8192, 34432 + 6 * 128)
     assert config.cap_rows(1000) == 1152 + 6 * 128, "1.05 x 1000 is 1050, no float noise may push it over a block"
+
+
+@pytest.mark.parametrize("chunks", [1, 2])
+def test_one_pass_suffices_within_the_cap_and_windows_tile_every_plan(chunks):
+    """10,000 plans, each with all of its ranks and windows, in one program and on no device but the host's."""
+    config = make_config(4, 8, 3, chunks, cap_factor=1.05)
+    num_assignments = NUM_TOKENS * TOP_K
+    omega, slot_expert, quota = many_plans(np.random.default_rng(chunks), config, num_assignments, 10_000)
+    passes, overflow, holds = (np.asarray(v) for v in jax.jit(jax.vmap(layout_laws(config)))(omega, slot_expert, quota))
+    names = np.asarray(PLAN_KINDS)[np.arange(10_000) % len(PLAN_KINDS)]
+    load = (-(-quota.sum(1) // BLOCK) * BLOCK).sum(2).max(1)
+    cap = config.cap_rows(num_assignments)
+    np.testing.assert_array_equal(passes[load <= cap], 1)
+    np.testing.assert_array_equal(overflow == 0, passes == 1)
+    assert holds.all(0).all(), f"windows do not tile the rows of {set(names[~holds.all(1)])}"
+    if chunks == 1:
+        np.testing.assert_array_equal(passes, -(-np.maximum(load, 1) // cap))
+    # The claim is about something: each kind of plan fits now and then, and all but the balanced one may not.
+    assert (load == cap).sum() > 500
+    assert {str(name) for name in names[load <= cap]} == set(PLAN_KINDS)
+    assert {str(name) for name in names[passes > 1]} >= {"any", "slots_hot", "one_rank", "no_replica", "brim"}
+    assert passes.max() >= 3
+
+
+def layout_laws(config):
+    """(omega, slot_expert, quota) of one plan -> passes, overflow_rows, and whether each law of its windows holds."""
+    num_assignments, num_ranks = NUM_TOKENS * TOP_K, config.num_ranks
+    sizes = config.window_rows(num_assignments)
+    worst = num_ranks * num_assignments + config.num_instances * BLOCK + sum(sizes)
+    later = np.arange(1, -(-worst // sum(sizes)), dtype=np.int32) * sum(sizes)
+
+    def of_plan(omega, slot_expert, quota):
+        def on_rank(_):
+            layout = build_layout(config, omega, slot_expert, quota, num_assignments, "ep")
+            first = [seen(layout, sum(sizes[:i]), i) for i in range(len(sizes))]
+            rest = jax.vmap(lambda lo: seen(layout, lo, len(sizes)))(later)
+            windows = jax.tree.map(lambda *v: jnp.concatenate([jnp.stack(v[:-1]), v[-1]]), *first, rest)
+            (send_from, send_size, send_at), (recv_from, recv_size, recv_at), aligned = windows
+            laws = [
+                tiles(send_from, send_size, layout.send_in, layout.send_rows),
+                tiles(send_at, send_size, layout.send_out, layout.send_rows),
+                tiles(recv_from, recv_size, layout.recv_in, layout.recv_rows),
+                tiles(recv_at, recv_size, layout.recv_out, layout.recv_rows),
+                aligned.all(),
+            ]
+            return jnp.stack(laws), (send_from, send_size, send_at), (recv_from, recv_size, recv_at)
+
+        laws, sent, received = jax.vmap(on_rank, axis_name="ep")(jnp.arange(num_ranks))
+        # [rank, window, peer, instance]: what a rank sends to a peer is what the peer receives from it.
+        agree = [(a == b.swapaxes(0, 2)).all() for a, b in zip(sent, received, strict=True)]
+        extent = measure_extent(config, quota, num_assignments)
+        return extent.passes, extent.overflow_rows, jnp.concatenate([laws.all(0), jnp.stack(agree)])
+
+    def seen(layout, lo, index):
+        """Segments of a window on one rank, each [R, J] and in virtual rows, and whether its blocks are theirs."""
+        rows = sizes[index] if index < len(sizes) else sum(sizes)
+        count = config.num_mains if index + 1 < len(sizes) else config.num_instances
+        win = window(layout, lo, rows, BLOCK, count)
+        wide = lambda v: jnp.pad(v.reshape(num_ranks, count), ((0, 0), (0, config.num_instances - count)))  # noqa: E731
+        virtual = lambda at, size: jnp.where(wide(size) > 0, wide(at) + lo, 0)  # noqa: E731
+        there, back = win.dispatch, win.combine
+        sent = wide(there.input_offsets), wide(there.send_sizes), virtual(there.output_offsets, there.send_sizes)
+        received = wide(back.output_offsets), wide(back.send_sizes), virtual(back.input_offsets, back.send_sizes)
+        at, size = back.input_offsets.reshape(num_ranks, count), back.send_sizes.reshape(num_ranks, count)
+        ends = win.block_instance[jnp.stack([at, at + jnp.maximum(size, 1) - 1]) // BLOCK]
+        return sent, received, ((ends == jnp.arange(count)[None, None]) | (size == 0)[None]).all()
+
+    def tiles(begin, size, whole_begin, whole_size):
+        """Pieces [W, R, J] follow each other without a gap, and together are the whole."""
+        done = jnp.cumsum(size, 0) - size
+        return ((begin == whole_begin[None] + done) | (size == 0)).all() & (size.sum(0) == whole_size).all()
+
+    return of_plan

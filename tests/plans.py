@@ -35,6 +35,61 @@ def random_plan(rng, omega, num_slots):
     return slot_expert, quota
 
 
+PLAN_KINDS = ("any", "slots_hot", "one_rank", "no_replica", "balanced", "brim")
+"""Of `many_plans`: any loads; nothing on mains; all rows on one rank; no slot in use; equal loads; a load that fills
+the cap to the last block, or exceeds it by one."""
+
+
+def many_plans(rng, config, num_assignments, count):
+    """(omega [P, R, E], slot_expert [P, R, N], quota [P, R, R, J]): the kinds of PLAN_KINDS in turn; int32."""
+    num_ranks, num_slots, num_instances = config.num_ranks, config.num_slots, config.num_instances
+    mains = np.arange(config.num_experts).reshape(num_ranks, -1)
+    foreign = np.stack([np.setdiff1d(mains, mains[rank]) for rank in range(num_ranks)])
+    drawn = rng.random((count, *foreign.shape)).argsort(2)[:, :, :num_slots]
+    slot_expert = np.take_along_axis(np.broadcast_to(foreign, (count, *foreign.shape)), drawn, 2).astype(np.int32)
+    kind = np.asarray(PLAN_KINDS)[np.arange(count) % len(PLAN_KINDS)]
+    slot_expert[kind == "no_replica"] = -1
+
+    share = rng.gamma(np.exp(rng.uniform(-3, 3, (count, 1, 1))), size=(count, num_ranks, num_instances)) + 1e-9
+    share[kind == "slots_hot", :, : config.num_mains] = 0
+    share[kind == "no_replica", :, config.num_mains :] = 0
+    share[kind == "one_rank"] *= np.eye(num_ranks)[rng.integers(num_ranks, size=(kind == "one_rank").sum())][:, :, None]
+    share[kind == "balanced"] /= share[kind == "balanced"].sum(2, keepdims=True)
+    share = share.reshape(count, 1, -1)
+    # All tokens, or some of them, or next to none.
+    used = rng.binomial(num_assignments, rng.choice([1.0, 0.7, 0.05], (count, 1)), (count, num_ranks))
+    quota = rng.multinomial(used, share / share.sum(2, keepdims=True))
+    quota = quota.reshape(count, num_ranks, num_ranks, num_instances).astype(np.int32)
+    for i in np.flatnonzero(kind == "brim"):
+        quota[i] = _brim_quota(rng, config, num_assignments, extra_blocks=int(rng.integers(2)))
+
+    held = np.concatenate([np.broadcast_to(mains, (count, *mains.shape)), slot_expert], 2).reshape(count, -1)
+    omega = np.zeros((count, num_ranks, config.num_experts), np.int32)
+    by_instance = quota.reshape(count, num_ranks, -1)
+    plan, source, instance = np.nonzero(by_instance)
+    np.add.at(omega, (plan, source, held[plan, instance]), by_instance[plan, source, instance])
+    return omega, slot_expert, quota
+
+
+def _brim_quota(rng, config, num_assignments, extra_blocks):
+    """int32 [R, R, J]: one rank holds exactly the cap in aligned rows, or a block more; the others hold nothing."""
+    num_ranks, num_instances, block = config.num_ranks, config.num_instances, config.block_rows
+    blocks = config.cap_rows(num_assignments) // block + extra_blocks
+    share = rng.dirichlet(np.full(num_instances, 0.5))
+    if rng.random() < 0.5:
+        share[: config.num_mains] = 0
+    blocks = rng.multinomial(blocks, share / share.sum())
+    rows = np.where(blocks > 0, blocks * block - rng.integers(block, size=num_instances), 0)
+    quota = np.zeros((num_ranks, num_ranks, num_instances), np.int32)
+    rank = rng.integers(num_ranks)
+    for source, part in enumerate(
+        np.array_split(rng.permutation(np.repeat(np.arange(num_instances), rows)), num_ranks)
+    ):
+        quota[source, rank] = np.bincount(part, minlength=num_instances)
+    assert quota.sum((1, 2)).max() <= num_assignments
+    return quota
+
+
 @dataclasses.dataclass(frozen=True)
 class PricedPlan:
     """Tokens, a plan for them and its price: `expert_idx` [R, T, K], `slot_expert` [R, N] and `quota` [R, R, J]."""
