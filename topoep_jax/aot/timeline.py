@@ -26,14 +26,15 @@ def timeline(report: Report) -> str:
     """One chart for each computation with collectives: bars begin and end where predicted times put them.
 
     The order is the compiler's; the lengths are predictions, and everything but collectives and expert GEMMs takes no
-    time here. A bar of "=" is a collective, one of "#" a GEMM.
+    time here. A bar of "=" is a collective, one of "#" a GEMM, one of "@" a loop that has a chart of its own.
     """
+    module = report.program.module
     charts = []
-    for run in report.program.module.scheduled():
+    for run in module.scheduled():
         bars = list(_bars(report, run))
         if any(bar.mark == "=" for bar in bars):
-            where = "the program" if run.computation == report.program.module.entry else f"loop body {run.computation}"
-            charts.append(_chart(f"{where}, {run.times} x" if run.times > 1 else where, bars))
+            title = "the program" if run.computation == module.entry else f"a turn of {run.computation}"
+            charts.append(_chart(title, bars))
     return "\n".join(charts)
 
 
@@ -43,8 +44,11 @@ def _bars(report: Report, run: Run) -> Iterator[_Bar]:
     for event in events(report.program.module, run):
         collective, gemm = event.collective, event.gemm
         if event.what == "loop":
-            turns = "?" if event.turns is None else str(event.turns)
-            yield _Bar(f"{turns} x {event.body}", now, now, "@")
+            turns = event.turns or 1
+            inner = list(_bars(report, Run(event.body, run.times * turns, turns)))
+            bar = _Bar(f"{event.turns or '?'} x {event.body}", now, now + turns * _end(inner), "@")
+            now = bar.end
+            yield bar
         elif event.what == "gemm" and gemm is not None:
             took = _gemm_us(report, run, gemm)
             yield _Bar(f"  {gemm.kind} {gemm.result}", now, now + took, "#")
@@ -61,6 +65,10 @@ def _bars(report: Report, run: Run) -> Iterator[_Bar]:
             yield bar
 
 
+def _end(bars: list[_Bar]) -> float:
+    return max((bar.end for bar in bars), default=0.0)
+
+
 def _gemm_us(report: Report, run: Run, gemm: Gemm) -> float:
     if not report.loads:
         return 0.0
@@ -74,7 +82,7 @@ def _holds_push(collectives: list[Collective], computation: str) -> bool:
 
 
 def _chart(title: str, bars: list[_Bar]) -> str:
-    total = max(bar.end for bar in bars) or 1.0
+    total = _end(bars) or 1.0
     width = max(len(bar.label) for bar in bars)
     lines = [f"{title}: {total / 1e3:.2f} ms predicted, a column is {total / _WIDTH:.0f} us"]
     for bar in bars:
