@@ -133,9 +133,9 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
         jobs = WeightGrad(win, rows, pre_grad), WeightGrad(win, inner, grads)
 
         def add(sums: _Weights | None, first_instance: int) -> _Weights | None:
-            return sums and _Weights(
-                *(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True))
-            )
+            if sums is None:
+                return None
+            return _Weights(*(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True)))
 
         return _Sums(
             tokens=layer.combine("overflow", row_grads, sums.tokens, win),

@@ -45,7 +45,8 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
         output_offsets=jnp.where(mine, jnp.arange(num_slots, dtype=jnp.int32), 0).reshape(-1),
         recv_sizes=wanted.astype(jnp.int32).reshape(-1),
     )
-    pulled = (mine[..., None] & (slot_expert[..., None] % num_mains == jnp.arange(num_mains))).any((0, 1))
+    main = jnp.where(mine, slot_expert % num_mains, -1).reshape(-1, 1)
+    pulled = (main == jnp.arange(num_mains, dtype=jnp.int32)[None]).any(0)
     sent = pack(mains, pulled)
     return exchange(sent, zeros_after(sent, (num_slots, mains.shape[1]), mains.dtype), segments, axis_name)
 
