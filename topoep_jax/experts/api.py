@@ -18,6 +18,8 @@ def gmm(
 ) -> jax.Array:
     """Multiplies each block of rows with the matrix of its instance, accumulating in f32.
 
+    Kernels for GPUs round f32 operands to TF32, as JAX does there unless told otherwise.
+
     Args:
       rows: [n, in] rows, aligned by instance.
       params: packed parameters, in the dtype of `rows`.
