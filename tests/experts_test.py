@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tests.aot import Compiler
+from topoep_jax.config import TILE
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, WeightGrad, gmm, packed_matrices, swiglu_backward, tiles, wgrad
 
@@ -165,7 +166,7 @@ def test_tiles_divide_what_they_are_for(itemsize):
         ):
             for side, length in ((tile.rows, rows), (tile.cols, cols), (tile.depth, depth)):
                 assert length % side == 0
-                assert side >= tiles.LEAST
+                assert side >= TILE
                 assert side & (side - 1) == 0
             shared = (tile.rows + tile.cols) * tile.depth * itemsize * tile.num_stages
             assert shared <= 227 * 1024, tile

@@ -31,6 +31,10 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
+TILE = 16
+"""What GPU kernels can multiply has sides that are multiples of this."""
+
+
 @dataclasses.dataclass(frozen=True)
 class LayerConfig:
     """The static description of one expert-parallel MoE layer.
@@ -58,8 +62,9 @@ class LayerConfig:
         the batch run again with "loop". "drop": they are dropped and counted.
       residuals: what the backward pass keeps besides tokens, router weights and the plan. "none": it dispatches again
         and recomputes. "rows": the received rows [C, H]. "all": also the gate and up products [C, 2 I].
-      gemm: grouped product of the experts. "auto": Pallas on GPUs, a scan over blocks elsewhere. "ragged_dot" is slow,
-        and there to test the others.
+      gemm: grouped product of the experts. "pallas": kernels for GPUs, interpreted elsewhere; `hidden`, `ffn` and
+        `block_rows` have to be multiples of 16. "scan": a loop over blocks. "auto": kernels on NVIDIA GPUs where the
+        sizes allow it, else the loop. "ragged_dot" is slow, and there to test the others.
       staging_bytes: bound on the buffer in which a rank receives gradients of its replicas; 16 rows of a matrix travel
         at least.
       transport: how replicas travel. "xla": lax collectives. "device": kernels that read and write other ranks' memory,
@@ -124,6 +129,11 @@ class LayerConfig:
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
             _require(value in allowed, f"{name}={value!r} must be {_either(allowed)}")
+        sides = {name: getattr(self, name) for name in ("hidden", "ffn", "block_rows")}
+        _require(
+            self.gemm != "pallas" or not any(side % TILE for side in sides.values()),
+            f"gemm='pallas' needs multiples of {TILE} for {sides}: choose other sizes, or gemm='scan'",
+        )
         _require(self.pulls in MODES, f"pulls={self.pulls!r} is unknown: choose one of {list(MODES)}")
         _require(
             self.transport == "device" or self.pulls == "direct",

@@ -16,6 +16,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 
 from topoep_jax import _compat, _pallas
+from topoep_jax.config import TILE
 from topoep_jax.experts import tiles
 from topoep_jax.experts.packed import Instances, Matrix, Work
 from topoep_jax.experts.tiles import Tile
@@ -26,7 +27,7 @@ _GROUP = 8
 
 def divides(block_rows: int, matrices: Sequence[Matrix]) -> bool:
     """Whether tiles of the least size divide everything."""
-    return all(side % tiles.LEAST == 0 for matrix in matrices for side in (block_rows, matrix.rows, matrix.cols))
+    return all(side % TILE == 0 for matrix in matrices for side in (block_rows, matrix.rows, matrix.cols))
 
 
 def check(block_rows: int, matrices: Sequence[Matrix]) -> None:
@@ -34,7 +35,7 @@ def check(block_rows: int, matrices: Sequence[Matrix]) -> None:
     if not divides(block_rows, matrices):
         sides = [f"{matrix.rows} x {matrix.cols}" for matrix in matrices]
         raise ValueError(
-            f"gemm='pallas' needs multiples of {tiles.LEAST}, but block_rows={block_rows} and matrices are"
+            f"gemm='pallas' needs multiples of {TILE}, but block_rows={block_rows} and matrices are"
             f" {' and '.join(sides)}: choose other sizes, or gemm='scan'"
         )
 

@@ -8,8 +8,7 @@ guess from what Triton does well on Hopper.
 import math
 from typing import NamedTuple
 
-LEAST = 16
-"""The shortest side of a tile that a matrix unit takes."""
+from topoep_jax.config import TILE
 
 ENOUGH = 64
 """Programs that occupy half of a Hopper GPU's 132 multiprocessors: with more of smaller tiles, loads take over."""
@@ -70,5 +69,5 @@ def wgrad_tile(rows: int, cols: int, block_rows: int, num_instances: int, itemsi
 
 def fit(tile: Tile, rows: int, cols: int, depth: int, itemsize: int) -> Tile:
     """The largest tile within this one, which is meant for two-byte elements, whose sides divide these lengths."""
-    room = max(LEAST, tile.depth * 2 // itemsize)
+    room = max(TILE, tile.depth * 2 // itemsize)
     return tile._replace(rows=math.gcd(tile.rows, rows), cols=math.gcd(tile.cols, cols), depth=math.gcd(room, depth))
