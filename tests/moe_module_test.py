@@ -113,41 +113,52 @@ def test_data_parallel_groups_plan_on_their_own_and_share_gradients(axis_types):
     assert metrics.imbalance.shape == ()
 
 
-def test_scan_over_layers_remat_and_gradient_accumulation():
-    """Three layers in a scan under remat, two microbatches accumulated in an outer scan, all in one jit."""
-    program = LayerProgram("scan", layer(NODES, 16, 3, 2), 8)
-    config = program.config
-    num_layers = 3
-    keys = jax.random.split(jax.random.key(3), num_layers)
+def test_scan_over_layers_remat_and_gradient_accumulation_on_a_mesh_of_four_axes():
+    """Layers in a scan under remat, microbatches accumulated in an outer scan, two chunks and overflow, in one jit."""
+    mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 4, 2), ("stage", "data", "ep", "tensor"))
+    moe = make_moe(mesh, topology=Topology.uniform(2, 2), data_axes=("data",), chunks=2, cap_factor=0.05, block_rows=4)
+    config, graph = moe.config, nnx.split(moe)[0]
+    keys = jax.random.split(jax.random.key(3), 4)
     params = jax.vmap(lambda key: init_params(key, config))(keys)
-    batches = tokens(2, 64, seed=4)
-    mask = jnp.ones((64,), bool)
+    batches = tokens(2, 8, 16, seed=4)
 
     def model(apply, params, x):
         @jax.checkpoint
         def block(x, layer_params):
-            y = apply(layer_params, x)
-            return x + 0.5 * y, None
+            y, passes = apply(layer_params, x)
+            return x + 0.5 * y, passes
 
-        return jax.lax.scan(block, x, params)[0]
+        return jax.lax.scan(block, x, params)
 
-    def accumulated(apply):
+    def accumulated(apply, params, batches):
         def loss(params, x):
-            return (model(apply, params, x) ** 2).mean()
+            y, passes = model(apply, params, x)
+            return (y**2).mean(), passes
 
         def add(total, x):
-            value, grads = jax.value_and_grad(loss)(params, x)
-            return jax.tree.map(jnp.add, total, (value, grads)), None
+            (value, passes), grads = jax.value_and_grad(loss, has_aux=True)(params, x)
+            return jax.tree.map(jnp.add, total, (value, grads)), passes
 
         zeros = (jnp.zeros(()), jax.tree.map(jnp.zeros_like, params))
-        return jax.jit(lambda: jax.lax.scan(add, zeros, batches)[0])()
+        return jax.jit(lambda params, batches: jax.lax.scan(add, zeros, batches))(params, batches)
+
+    def planned_apply(layer_params, x):
+        y, metrics = nnx.merge(graph, layer_params)(x)
+        return y, metrics.passes
 
     def dense_apply(layer_params, x):
-        chosen = jax.lax.top_k(x @ layer_params["router"], config.top_k)[1].astype(jnp.int32)
-        return dense_layer(layer_params, x, config, chosen)
+        flat = x.reshape(-1, config.hidden)
+        chosen = jax.lax.top_k(flat @ layer_params["router"], config.top_k)[1].astype(jnp.int32)
+        return dense_layer(layer_params, flat, config, chosen).reshape(x.shape), jnp.ones((), jnp.int32)
 
-    loss, grads = accumulated(lambda layer_params, x: run_on_mesh(config, layer_params, x, mask)[0])
-    want_loss, want_grads = accumulated(dense_apply)
+    placed = {
+        name: jax.device_put(params[name], jax.sharding.NamedSharding(mesh, spec))
+        for name, spec in {"w": P("stage", "ep"), "router": P("stage")}.items()
+    }
+    sharded = jax.device_put(batches, jax.sharding.NamedSharding(mesh, P(None, ("data", "ep"))))
+    (loss, grads), passes = accumulated(planned_apply, placed, sharded)
+    (want_loss, want_grads), _ = accumulated(dense_apply, params, batches)
+    assert passes.max() > 1, "some layer should overflow"
     assert abs(loss - want_loss) <= 2e-6 * abs(want_loss)
     assert error(grads["w"], want_grads["w"]) <= 2e-5
     assert error(grads["router"], want_grads["router"]) <= 2e-5
