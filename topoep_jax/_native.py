@@ -105,7 +105,8 @@ def plan(
     call = jax.ffi.ffi_call("topoep_plan", results, vmap_method="sequential")
     *outputs, _ = call(
         omega,
-        jnp.zeros((num_ranks, 0, 0), jnp.int32) if expert_idx is None else expert_idx,
+        # No zeros in place of what nothing reads: on a stream of its own XLA cannot compile a constant.
+        omega[..., None] if expert_idx is None else expert_idx,
         domain_of_rank=np.array(domain_of_rank, np.int32),
         num_slots=num_slots,
         planner=PLANNER_IDS[planner],
