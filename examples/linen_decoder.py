@@ -26,7 +26,7 @@ from topoep_jax.linen import MoE
 
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, jax.Array, MoEMetrics]]
 
-HIDDEN, NUM_LAYERS, NUM_HEADS, LENGTH = 64, 2, 4, 128
+HIDDEN, NUM_HEADS, LENGTH = 64, 4, 128
 CAP_FACTOR = 0.9  # Below the default of 1.05, so that this short run has steps that overflow.
 
 
@@ -46,6 +46,7 @@ class Block(nn.Module):
 class Decoder(nn.Module):
     """Tokens [batch, time] to logits [batch, time, VOCAB], and the metrics of every layer."""
 
+    num_layers: int
     experts: dict[str, Any]
 
     @nn.compact
@@ -53,7 +54,7 @@ class Decoder(nn.Module):
         embed = nn.Embed(VOCAB, HIDDEN)
         x = embed(tokens) + nn.Embed(LENGTH, HIDDEN)(jnp.arange(tokens.shape[1]))[None]
         layers = []
-        for _ in range(NUM_LAYERS):
+        for _ in range(self.num_layers):
             x, metrics = Block(self.experts)(x)
             layers.append(metrics)
         return embed.attend(nn.RMSNorm()(x)), collect_metrics(layers)
@@ -88,12 +89,12 @@ def make_step(decoder: Decoder) -> Step:
     return train_step
 
 
-def main(steps: int = 40) -> list[float]:
+def main(num_layers: int = 2, steps: int = 40) -> list[float]:
     """Trains, and returns the loss of every step."""
     mesh = Mesh(np.array(jax.devices()[:8]).reshape(2, 4), ("data", "expert"))
     experts = {"mesh": mesh, "axis": "expert", "data_axes": ("data",), "topology": Topology.uniform(2, 2)}
     experts |= {"block_rows": 16, "cap_factor": CAP_FACTOR}
-    decoder, exact = (Decoder({**experts, "overflow": policy}) for policy in ("flag", "loop"))
+    decoder, exact = (Decoder(num_layers, {**experts, "overflow": policy}) for policy in ("flag", "loop"))
     state = create(decoder, mesh)
     train_step, exact_step = make_step(decoder), make_step(exact)  # The second is compiled when it is first called.
     losses, again = [], 0

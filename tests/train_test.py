@@ -1,5 +1,7 @@
 """Training end to end on a tiny model: exact repeats and resumes, other numbers of ranks, and stopping when it must."""
 
+import dataclasses
+import functools
 import json
 import pathlib
 import signal
@@ -12,9 +14,9 @@ from tests.multiprocess_worker import run_processes
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
 from train.config import TrainConfig
-from train.step import TrainState, build, make_mesh
+from train.data import batches, load_tokens
+from train.step import Program, TrainState, build, make_mesh
 
-# One program for the whole file: all runs below share it through JAX's compilation cache.
 TINY = TrainConfig(
     shape="hidden=16,num_layers=2,num_heads=2,num_kv_heads=1,head_dim=8,ffn=8,num_experts=16,top_k=2",
     dtype="float32",
@@ -28,13 +30,42 @@ TINY = TrainConfig(
 WANTED = {
     *("step", "loss", "grad_norm", "tokens_per_s", "imbalance_before", "imbalance", "inter_domain_before"),
     *("inter_domain", "replica", "overflow_rows", "slots_used", "dropped_rows", "passes", "status", "expert_load"),
+    "rerun",
 }
+# Without replicas, and with receive buffers that three of the four batches do not fit.
+TIGHT = {"planner": "none", "cap_factor": 1.5}
+# Two policies are two programs, which the tests' quick compiles fuse, and round, differently; not so with these.
+EMITTERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 12) else None
 
 
 @pytest.fixture(autouse=True, scope="module")
 def standard_promotion():
     """Optax is not written for strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def each_step_is_compiled_once():
+    """Runs of equal settings share a program, whatever their folders; those of both policies share the exact step."""
+
+    @functools.cache
+    def build_once(config: TrainConfig) -> Program:
+        program = build(config)
+        options = EMITTERS if config.cap_factor == TIGHT["cap_factor"] else None
+        once, again = (
+            jax.jit(step, donate_argnums=0, compiler_options=options) for step in (program.step, program.exact_step)
+        )
+        return dataclasses.replace(program, step=once, exact_step=again)
+
+    def shared(config: TrainConfig) -> Program:
+        program = build_once(dataclasses.replace(config, overflow="flag", run_dir="", data=(), resume=False))
+        if config.overflow == "flag":
+            return program
+        return dataclasses.replace(program, step=program.exact_step, exact_step=None)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pretrain, "build", shared)
         yield
 
 
@@ -62,6 +93,13 @@ def restored(config: TrainConfig) -> TrainState:
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> TrainConfig:
     config = settings(tmp_path_factory.mktemp("whole") / "run")
+    pretrain.train(config)
+    return config
+
+
+@pytest.fixture(scope="module")
+def tight_run(tmp_path_factory) -> TrainConfig:
+    config = settings(tmp_path_factory.mktemp("tight") / "run", **TIGHT)
     pretrain.train(config)
     return config
 
@@ -135,13 +173,37 @@ def test_bad_logits_stop_the_run(whole_run, tmp_path):
         assert checkpoints.latest() == 2, "the state that led to a bad step must not become the newest checkpoint"
 
 
-def test_balancing_does_not_change_training(whole_run, tmp_path):
-    pretrain.train(settings(tmp_path / "run", planner="none"))
-    plain, balanced = metrics_of(tmp_path / "run"), metrics_of(pathlib.Path(whole_run.run_dir))
+def test_balancing_does_not_change_training(whole_run, tight_run):
+    plain, balanced = (metrics_of(pathlib.Path(run.run_dir)) for run in (tight_run, whole_run))
     for without, with_replicas in zip(plain, balanced, strict=True):
         assert without["replica"] == 0 < with_replicas["replica"]
         assert without["imbalance"] == without["imbalance_before"] == with_replicas["imbalance_before"]
         assert with_replicas["loss"] == pytest.approx(without["loss"], rel=1e-5)
+
+
+def test_what_overflows_runs_again_and_equals_extra_passes_bit_for_bit(tight_run, tmp_path, capsys):
+    config = settings(tmp_path / "run", overflow="flag", **TIGHT)
+    summary = pretrain.train(config)
+    flagged, looped = metrics_of(tmp_path / "run"), metrics_of(pathlib.Path(tight_run.run_dir))
+    assert [line["rerun"] for line in flagged] == [line["passes"] > 1 for line in looped] == [True, True, False, True]
+    assert [{**line, "rerun": False} for line in flagged] == looped
+    jax.tree.map(np.testing.assert_array_equal, restored(config), restored(tight_run))
+    assert summary["steps_run_again"] == 3
+    assert "ran in 75.0%, by a second run of the step." in capsys.readouterr().out
+
+
+def test_a_step_that_overflows_changes_nothing(tight_run):
+    program = pretrain.build(dataclasses.replace(tight_run, overflow="flag"))
+    text = load_tokens(tight_run.data)
+    batch = batches(text, batch_size=TINY.batch_size, seq_len=TINY.seq_len, seed=TINY.seed)[0]
+    before = jax.device_get(program.init())
+    after, metrics = program.step(program.init(), program.place(batch))
+    assert metrics.moe.passes.max() == 2
+    jax.tree.map(np.testing.assert_array_equal, after, before)
+
+
+def test_on_cpu_steps_take_extra_passes_by_themselves():
+    assert build(TINY).exact_step is None
 
 
 def test_too_few_devices_says_how_to_emulate():
@@ -150,13 +212,20 @@ def test_too_few_devices_says_how_to_emulate():
 
 
 def one_step_here(folder: str) -> None:
-    """One process's part of a run of two."""
-    pretrain.train(settings(pathlib.Path(folder) / "run", steps=1))
+    """One process's part of a run of two; each keeps the line that it saw itself."""
+    path = pathlib.Path(folder) / f"seen_{jax.process_index()}.json"
+    # Buffers so small that no plan fits them.
+    config = settings(pathlib.Path(folder) / "run", steps=1, overflow="flag", cap_factor=0.25)
+    pretrain.train(config, on_step=lambda record: path.write_text(json.dumps({**record, "tokens_per_s": None})))
 
 
-def test_two_processes_start_like_one(whole_run, tmp_path):
+def test_two_processes_start_like_one_and_run_what_overflows_again(whole_run, tmp_path):
     run_processes("tests.train_test:one_step_here", str(tmp_path))
-    (there,), here = metrics_of(tmp_path / "run"), metrics_of(pathlib.Path(whole_run.run_dir))[0]
+    there, same = (json.loads((tmp_path / f"seen_{process}.json").read_text()) for process in range(2))
+    assert there == same
+    assert there["rerun"]
+    assert there["passes"] > 1
+    here = metrics_of(pathlib.Path(whole_run.run_dir))[0]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-5)
     assert there["expert_load"] == here["expert_load"]

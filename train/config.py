@@ -15,6 +15,7 @@ from topoep_jax.plan.reference import DEFAULT_PLANNER
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
 
 TRANSPORTS = ("xla", "device")
+OVERFLOWS = ("", "loop", "flag")
 MODELS = {"tiny": Qwen3MoEConfig.tiny, "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b}
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
@@ -64,6 +65,16 @@ class TrainConfig:
     )
     pulls: str = _setting("direct", "how parameters reach replicas: direct; on device also relayed, striped, best")
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
+    cap_factor: float = _setting(1.05, "rows of a rank's receive buffer in units of its mean load, before alignment")
+    overflow: str = _setting(
+        "",
+        "rows beyond the receive buffer: loop (extra passes, whose number a GPU's host reads in every layer) or flag"
+        " (nothing is read; the step changes nothing and runs again with loop); default: loop on CPU, flag elsewhere",
+    )
+    chunks: int = _setting(1, "receive buffers that every layer runs; 2 lets one exchange while the other computes")
+    residuals: str = _setting(
+        "none", "what the backward pass keeps instead of making it again: none, rows (received), all (and products)"
+    )
     skew: float | None = _setting(
         None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
     )
@@ -76,14 +87,16 @@ class TrainConfig:
         for name in ("steps", "save_every", "batch_size", "seq_len", "ep", "num_processes", "block_rows"):
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
-        for name in ("lr", "clip"):
+        for name in ("lr", "clip", "cap_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
             raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
-        for name, allowed in (("model", tuple(MODELS)), ("dtype", ("bfloat16", "float32")), ("transport", TRANSPORTS)):
+        choices = {"model": MODELS, "dtype": ("bfloat16", "float32"), "transport": TRANSPORTS, "overflow": OVERFLOWS}
+        for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
-                raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {', '.join(allowed)}")
+                names = ", ".join(filter(None, allowed))
+                raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {names}")
         for name, divisor in (("batch_size", "ep"), ("ep", "num_processes"), ("ep", "domains")):
             if getattr(self, name) % (getattr(self, divisor) or 1):
                 raise ValueError(

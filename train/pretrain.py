@@ -25,9 +25,10 @@ from train import report
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches, load_tokens
-from train.step import Program, StepMetrics, TrainState, build, is_sound, make_topology
+from train.step import Program, StepMetrics, TrainState, build, is_sound, make_topology, overflowed
 
 OnStep = Callable[[dict[str, Any]], None]
+Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
 
 
 class RunStopped(RuntimeError):
@@ -106,8 +107,7 @@ def _loop(
             batch = program.place(stream[done])
             began = time.perf_counter()
             try:
-                state, metrics = step(state, batch)
-                metrics = jax.device_get(metrics)
+                state, metrics, rerun = _run(step, program.exact_step, state, batch)
             except jax.errors.JaxRuntimeError as error:
                 if (lost := transport.failure()) is None:
                     raise
@@ -116,7 +116,8 @@ def _loop(
                 # Not saved: what makes a step unsound is most often the update before it.
                 raise RunStopped(_diagnosis(done + 1, metrics, config, checkpoints.latest()))
             done += 1
-            record = report.make_record(done, metrics, tokens=batch_tokens, seconds=time.perf_counter() - began)
+            seconds = time.perf_counter() - began
+            record = report.make_record(done, metrics, tokens=batch_tokens, seconds=seconds, rerun=rerun)
             log.append(record)
             progress.show(record)
             if done % config.save_every == 0:
@@ -127,6 +128,19 @@ def _loop(
     log.close()
     if done < config.steps:
         _say(f"Stopped after step {done}, which is saved. Go on with: {_resume_command(config)}")
+
+
+def _run(
+    step: Step, exact_step: Step | None, state: TrainState, batch: jax.Array
+) -> tuple[TrainState, StepMetrics, bool]:
+    """One optimizer step, its metrics as NumPy arrays, and whether the batch had to run again."""
+    state, metrics = step(state, batch)
+    metrics = jax.device_get(metrics)
+    if exact_step is None or not overflowed(metrics):
+        return state, metrics, False
+    # The state is still what it was. All processes come here together, since each holds the same metrics.
+    state, metrics = exact_step(state, batch)
+    return state, jax.device_get(metrics), True
 
 
 def _finish(config: TrainConfig, program: Program, records: list[dict[str, Any]]) -> dict[str, Any]:

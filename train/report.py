@@ -31,7 +31,7 @@ _STYLE: Any = {
 }
 
 
-def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float) -> dict[str, Any]:
+def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float, rerun: bool) -> dict[str, Any]:
     """The line of one step.
 
     Args:
@@ -39,11 +39,12 @@ def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float)
       metrics: NumPy copies.
       tokens: tokens of the step.
       seconds: its duration.
+      rerun: whether it overflowed with overflow="flag", and `metrics` are those of its second run.
 
     Returns:
       Loss and norms; imbalances and shares as means over the layers, rows and slots as sums, `passes` as maximum;
       `status` with CAP_MET and EMPTY where all layers agree and the other bits where any has them; `expert_load`
-      by layer.
+      by layer; `rerun`.
     """
     moe = metrics.moe
     agreed = int(Status.CAP_MET | Status.EMPTY)
@@ -59,6 +60,7 @@ def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float)
     for name in ("overflow_rows", "slots_used", "dropped_rows"):
         record[name] = int(np.sum(getattr(moe, name)))
     record["passes"] = int(np.max(moe.passes))
+    record["rerun"] = rerun
     record["status"] = (every & agreed) | (some & ~agreed)
     record["expert_load"] = moe.expert_load.tolist()
     return record
@@ -113,6 +115,7 @@ def summarize(records: list[dict[str, Any]], *, planner: str, topology: Topology
         "dropped_rows": sum(record["dropped_rows"] for record in records),
         "most_passes": max(record["passes"] for record in records),
         "share_of_steps_overflowing": float(np.mean([record["passes"] > 1 for record in records])),
+        "steps_run_again": sum(record.get("rerun", False) for record in records),
     }
 
 
@@ -130,7 +133,8 @@ def comparison(summary: dict[str, Any]) -> str:
             f"Balancing over {summary['steps']} steps, means over steps and layers, both from the same demand:",
             *table,
             f"  Imbalance fell in {summary['share_of_steps_improved']:.1%} of the steps;"
-            f" extra passes for rows beyond the receive buffer ran in {summary['share_of_steps_overflowing']:.1%}.",
+            f" extra passes for rows beyond the receive buffer ran in {summary['share_of_steps_overflowing']:.1%}"
+            f"{', by a second run of the step' if summary['steps_run_again'] else ''}.",
             f"  Loss {summary['first_loss']:.3f} -> {summary['last_loss']:.3f} nats per token.",
         ]
     )

@@ -52,7 +52,10 @@ class Program:
     """The state before the first step."""
     step: jax.stages.Wrapped
     """One optimizer step, jitted: (state, tokens) -> (state, `StepMetrics`); the state passed in is donated.
-    A step with a non-finite loss or gradient, or with demand the planner refuses, returns it unchanged: `is_sound`."""
+    A step with a non-finite loss or gradient, or with demand the planner refuses, returns it unchanged: `is_sound`.
+    With overflow="flag" so does a step that did not fit its receive buffers: `overflowed`."""
+    exact_step: jax.stages.Wrapped | None
+    """The step with overflow="loop", for batches with which `step` overflowed; None where `step` is that already."""
 
     def place(self, batch: np.ndarray) -> jax.Array:
         """Shards int32 [batch_size, seq_len + 1], equal on every process, over the ranks."""
@@ -103,64 +106,80 @@ def make_optimizer(config: TrainConfig) -> optax.GradientTransformation:
     )
 
 
-def build(config: TrainConfig) -> Program:
+def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
     """Makes the functions of a run; nothing is compiled or allocated yet.
+
+    Args:
+      config: the run.
+      mesh: devices to compile ahead of time for, none of which has to be there; None for those of this machine.
 
     Raises:
       ValueError: too few devices, or shapes that fit neither each other nor the mesh.
     """
-    mesh = make_mesh(config)
-    _connect(config, mesh)
+    compile_only = mesh is not None
+    mesh = mesh or make_mesh(config)
+    _connect(config, mesh, compile_only=compile_only)
     optimizer = make_optimizer(config)
-    moe_options = {
+    overflow = config.overflow or ("loop" if mesh.devices.flat[0].platform == "cpu" else "flag")
+    moe_options: dict[str, Any] = {
         "planner": config.planner,
         "effort": config.effort,
         "num_slots": _num_slots(config),
         "block_rows": config.block_rows,
+        "cap_factor": config.cap_factor,
+        "chunks": config.chunks,
+        "residuals": config.residuals,
         "topology": make_topology(config, mesh),
         "transport": config.transport,
         "pulls": config.pulls,
         "forced": None if config.skew is None else Forced(config.skew, config.seed),
     }
 
-    def make_model() -> Qwen3MoE:
+    def make_model(overflow: str) -> Qwen3MoE:
         return Qwen3MoE(
             config.shapes(),
             mesh=mesh,
             axis=AXIS,
-            moe_options=moe_options,
+            moe_options={**moe_options, "overflow": overflow},
             remat=config.remat,
             dtype=jnp.dtype(config.dtype),
             rngs=nnx.Rngs(config.seed),
         )
 
     def init() -> TrainState:
-        params = nnx.to_pure_dict(nnx.state(make_model()))
+        params = nnx.to_pure_dict(nnx.state(make_model(overflow)))
         return TrainState(jnp.zeros((), jnp.int32), params, optimizer.init(params))
 
-    graph = nnx.split(nnx.eval_shape(make_model))[0]
     abstract = jax.eval_shape(init)
     shardings = _shardings(abstract, mesh, optimizer)
-
-    def loss_fn(params: Any, tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, MoEMetrics]:
-        logits, moe = nnx.merge(graph, params)(tokens[:, :-1], step=step)
-        return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean(), moe
-
-    def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, StepMetrics]:
-        (loss, moe), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, tokens, state.step)
-        metrics = StepMetrics(loss, optax.tree.norm(grads), moe)
-        updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
-        updated = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
-        sound = is_sound(metrics)
-        return jax.tree.map(lambda new, old: jnp.where(sound, new, old), updated, state), metrics
-
     everywhere = NamedSharding(mesh, PartitionSpec())
+
+    def make_step(overflow: str) -> jax.stages.Wrapped:
+        graph = nnx.split(nnx.eval_shape(lambda: make_model(overflow)))[0]
+
+        def loss_fn(params: Any, tokens: jax.Array, step: jax.Array) -> tuple[jax.Array, MoEMetrics]:
+            logits, moe = nnx.merge(graph, params)(tokens[:, :-1], step=step)
+            return optax.softmax_cross_entropy_with_integer_labels(logits, tokens[:, 1:]).mean(), moe
+
+        def step(state: TrainState, tokens: jax.Array) -> tuple[TrainState, StepMetrics]:
+            (loss, moe), grads = jax.value_and_grad(loss_fn, has_aux=True)(state.params, tokens, state.step)
+            metrics = StepMetrics(loss, optax.tree.norm(grads), moe)
+            updates, opt_state = optimizer.update(grads, state.opt_state, state.params)
+            updated = TrainState(state.step + 1, optax.apply_updates(state.params, updates), opt_state)
+            valid = is_sound(metrics)
+            if overflow == "flag":
+                valid &= ~overflowed(metrics)
+            return jax.tree.map(lambda new, old: jnp.where(valid, new, old), updated, state), metrics
+
+        return jax.jit(step, out_shardings=(shardings, everywhere), donate_argnums=0)
+
     return Program(
         mesh=mesh,
         shardings=shardings,
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings),
-        step=jax.jit(step, out_shardings=(shardings, everywhere), donate_argnums=0),
+        step=make_step(overflow),
+        exact_step=make_step("loop") if overflow == "flag" else None,
     )
 
 
@@ -168,7 +187,7 @@ def _num_slots(config: TrainConfig) -> int:
     return config.num_slots if config.ep > 1 else 0  # A rank alone has no one to replicate.
 
 
-def _connect(config: TrainConfig, mesh: Mesh) -> None:
+def _connect(config: TrainConfig, mesh: Mesh, *, compile_only: bool) -> None:
     """Makes the transport's group for the run, in place of one that an earlier run of this process made."""
     transport.shutdown(AXIS)
     if config.transport == "xla" or not _num_slots(config):
@@ -181,13 +200,19 @@ def _connect(config: TrainConfig, mesh: Mesh) -> None:
         expert_bytes=3 * shapes.hidden * shapes.ffn * dtype.itemsize,
         pulls=config.pulls,
     )
-    transport.init(mesh, AXIS, sizes=layer, topology=make_topology(config, mesh), dtype=dtype)
+    topology = make_topology(config, mesh)
+    transport.init(mesh, AXIS, sizes=layer, topology=topology, dtype=dtype, compile_only=compile_only)
 
 
 def is_sound(metrics: StepMetrics) -> jax.Array:
     """Whether loss and gradient are finite and every layer's demand was planned, bool []."""
     planned = jnp.all((metrics.moe.status & Status.BAD_INPUT.value) == 0)
     return jnp.isfinite(metrics.loss) & jnp.isfinite(metrics.grad_norm) & planned
+
+
+def overflowed(metrics: StepMetrics) -> jax.Array:
+    """Whether a layer had more rows than its receive buffers, bool []; every rank says the same."""
+    return jnp.any(metrics.moe.passes > 1)
 
 
 def _shardings(abstract: TrainState, mesh: Mesh, optimizer: optax.GradientTransformation) -> Any:

@@ -25,9 +25,9 @@ from examples.text import VOCAB, batches
 class Config:
     """Shapes of the model."""
 
+    num_layers: int
     vocab: int = VOCAB
     hidden: int = 64
-    num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 16
@@ -86,10 +86,10 @@ def train_step(model: Gemma, optimizer: nnx.Optimizer, tokens: jax.Array) -> dic
     return {"loss": loss}
 
 
-def main(steps: int = 60) -> list[float]:
+def main(num_layers: int = 2, steps: int = 60) -> list[float]:
     """Trains, and returns the loss of every step."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
-    model = Gemma(Config(), mesh, nnx.Rngs(0))
+    model = Gemma(Config(num_layers=num_layers), mesh, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
     place(model, mesh)
     place(optimizer, mesh)

@@ -26,9 +26,9 @@ from topoep_jax import MoE, Topology, collect_metrics
 class Config:
     """Shapes of the model."""
 
+    num_layers: int
     vocab: int = VOCAB
     hidden: int = 64
-    num_layers: int = 2
     num_heads: int = 4
     num_kv_heads: int = 2
     head_dim: int = 16
@@ -44,7 +44,7 @@ class Block(nnx.Module):
         self.pre_attention_norm, self.post_attention_norm = RMSNorm(config.hidden), RMSNorm(config.hidden)
         self.attention = Attention(config.hidden, *heads, config.rope_theta, rngs=rngs)
         self.pre_mlp_norm, self.post_mlp_norm = RMSNorm(config.hidden), RMSNorm(config.hidden)
-        ranks = {"mesh": mesh, "axis": "data", "topology": Topology.uniform(2, 4)}  # as two nodes of four would be
+        ranks = {"mesh": mesh, "axis": "data", "topology": Topology.uniform(2, 4)}  # real nodes are found
         self.mlp = MoE(config.hidden, config.ffn // 4, num_experts=32, top_k=4, block_rows=16, **ranks, rngs=rngs)
         self.residual = NamedSharding(mesh, P("data"))
 
@@ -90,10 +90,10 @@ def train_step(model: Gemma, optimizer: nnx.Optimizer, tokens: jax.Array) -> dic
     return {"loss": loss, "moe": collect_metrics(nnx.pop(model, nnx.Intermediate))}
 
 
-def main(steps: int = 60) -> list[float]:
+def main(num_layers: int = 2, steps: int = 60) -> list[float]:
     """Trains, and returns the loss of every step."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
-    model = Gemma(Config(), mesh, nnx.Rngs(0))
+    model = Gemma(Config(num_layers=num_layers), mesh, nnx.Rngs(0))
     optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
     place(model, mesh)
     place(optimizer, mesh)
