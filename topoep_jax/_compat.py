@@ -5,6 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax.experimental import compute_on
 
 
 def vary_like(y: Any, x: jax.Array) -> Any:
@@ -53,3 +54,10 @@ def _platform_of_mesh() -> str | None:
     if device.platform == "gpu":
         return "cuda" if device.device_kind.startswith("NVIDIA") else None
     return device.platform
+
+
+def on_stream(stream: int, function: Callable[..., Any]) -> Callable[..., Any]:
+    """`function` on a stream of its own where the platform is a GPU: beside all that does not need its results."""
+    # The new form has another name in jax 0.10.
+    place: Any = getattr(compute_on, "compute_on2", None) or compute_on.compute_on
+    return place(function, compute_type=f"gpu_stream:{stream}", out_memory_spaces=jax.memory.Space.Device)

@@ -24,7 +24,8 @@ class MoEMetrics(NamedTuple):
       slots_used: Filled slots of all ranks.
       overflow_rows: Assignments of all ranks beyond the first receive buffer.
       dropped_rows: Those among them that were dropped; 0 unless overflow="drop".
-      passes: Receive buffers that were run, 1 where the plan fits.
+      passes: Receive buffers that hold all rows, 1 where the plan fits. With overflow="loop" all were run; with "flag"
+        only the first, so that above 1 the layer's result is incomplete; with "drop" this is always 1.
       status: Bits of `topoep_jax.Status`: 1 is well, without 1 a rank exceeds the cap, with 8 nothing was routed.
       expert_load: int32 [E]: assignments to each expert from all ranks.
     """

@@ -137,7 +137,7 @@ class MoE(nnx.Module):
           [..., H] in the module's dtype, and `MoEMetrics`.
 
         Raises:
-          ValueError: shapes; outside jit also logits that no token can be routed by.
+          ValueError: shapes; outside jit also logits that no token can be routed by, and overflow that is only flagged.
         """
         params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
         return _apply_on_mesh(
@@ -210,6 +210,12 @@ def _apply_on_mesh(
             "the router's logits hold NaN or +inf (or disable every expert of a token, or the correction bias is not"
             " finite), so no token was routed: look at x and the router's parameters. Under jit this does not raise but"
             " sets BAD_INPUT in metrics.status"
+        )
+    if config.overflow == "flag" and not isinstance(metrics.passes, jax.core.Tracer) and int(metrics.passes) > 1:
+        raise ValueError(
+            f"{int(metrics.overflow_rows)} assignments are beyond the receive buffer, and overflow='flag' leaves them out:"
+            " run this batch with a layer of overflow='loop', or raise cap_factor. Under jit this does not raise but sets"
+            " metrics.passes above 1"
         )
     return y, metrics
 

@@ -10,15 +10,18 @@ import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax import routing
-from topoep_jax._compat import vary_like
+from topoep_jax._compat import on_stream, vary_like
+from topoep_jax._native import PLANNER_IDS
 from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
 from topoep_jax.dispatch import measure_extent
 from topoep_jax.metrics import MoEMetrics, measure
 from topoep_jax.pipeline import planned_experts
-from topoep_jax.plan import solve_plan
+from topoep_jax.plan import Plan, solve_plan
 
 Params = dict[str, Any]
+
+_PLANNER_STREAM = 1
 
 
 def moe_layer(
@@ -55,6 +58,7 @@ def moe_layer(
     Returns:
       [T, H] in the dtype of `x`, and the metrics, equal on every rank. Where `metrics.status` holds `Status.BAD_INPUT`
       (a NaN among the logits of any rank, say) nothing was routed and y is that of the shared experts alone: stop.
+      With `config.overflow` = "flag", y is incomplete where `metrics.passes` > 1: run the batch again with "loop".
 
     Raises:
       ValueError: shapes that disagree with `config`, or an axis of another size.
@@ -74,16 +78,7 @@ def moe_layer(
         chosen = routing.apply_mask(chosen, mask)
     omega = gather_demand(chosen.expert_idx, config.num_experts, axis_name, bad=bad)
     num_assignments = chosen.expert_idx.size
-    plan = solve_plan(
-        omega,
-        config.topology,
-        config.cost,
-        num_slots=config.num_slots,
-        cap_rows=config.cap_rows(num_assignments),
-        block_rows=config.block_rows,
-        planner=config.planner,
-        effort=config.effort,
-    )
+    plan = _plan(config, omega, num_assignments)
     slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
     y = planned_experts(
         config,
@@ -140,6 +135,25 @@ def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.A
     if config.router == "glm4":
         options["correction_bias"] = params["correction_bias"]
     return routing.get_router(config.router)(logits, config.top_k, expert_idx=replay, **options)
+
+
+def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
+    """The plan, made beside what does not need it: the order of the tokens, and shared experts."""
+
+    def solve(omega: jax.Array) -> Plan:
+        return solve_plan(
+            omega,
+            config.topology,
+            config.cost,
+            num_slots=config.num_slots,
+            cap_rows=config.cap_rows(num_assignments),
+            block_rows=config.block_rows,
+            planner=config.planner,
+            effort=config.effort,
+        )
+
+    # A host callback, as the baselines are, must not be moved: XLA's partitioner fails on it.
+    return (on_stream(_PLANNER_STREAM, solve) if config.planner in PLANNER_IDS else solve)(omega)
 
 
 def _shared_experts(params: Params, x: jax.Array) -> jax.Array:
