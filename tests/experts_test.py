@@ -11,6 +11,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 from tests.aot import Compiler
+from topoep_jax import LayerConfig, Topology
 from topoep_jax.config import TILE
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, WeightGrad, gmm, packed_matrices, swiglu_backward, tiles, wgrad
@@ -153,6 +154,8 @@ def test_pallas_says_what_it_cannot_multiply():
     params = Instances(jnp.zeros((MAINS, SIZE)), None)
     with pytest.raises(ValueError, match=r"block_rows=8 .* gemm='scan'"):
         gmm(jnp.zeros((8, HIDDEN)), params, window(*where), GATE_UP, gemm="pallas")
+    with pytest.raises(ValueError, match=r"multiples of 16 .*'ffn': 8"):
+        LayerConfig(hidden=16, ffn=8, num_experts=2, top_k=1, topology=Topology((0,)), num_slots=0, gemm="pallas")
 
 
 @pytest.mark.parametrize("itemsize", [2, 4])
