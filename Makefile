@@ -5,12 +5,16 @@
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
 #   ARGS="--steps=300"  passed on by train, test, test-full, bench and mutants
+#   WORKERS=2           processes among which test and test-cuda divide their tests; 1 to 3 GiB of memory each
 
 PYTHON :=
 VENV := .venv
 ARGS :=
+WORKERS := 2
 EXTRA :=
 PY := $(VENV)/bin/python
+# A worker that runs out of tests takes some of another's; until then neighbours stay together, which share programs.
+PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
@@ -24,7 +28,7 @@ train: setup
 	$(PY) -m train.pretrain $(ARGS)
 
 test: setup
-	$(PY) -m pytest $(ARGS)
+	$(PYTEST) $(ARGS)
 
 test-full: setup
 	@mkdir -p results/full
@@ -32,7 +36,7 @@ test-full: setup
 
 # The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
 test-cuda: setup $(VENV)/.extra-cuda-aot
-	$(PY) -m pytest --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
+	$(PYTEST) --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check

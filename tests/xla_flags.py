@@ -4,12 +4,14 @@ import importlib.metadata
 
 
 def xla_flags(num_devices: int) -> str:
-    """For emulated CPU devices and quick compiles.
+    """For emulated CPU devices, quick compiles and slow machines.
 
     Compiling is most of the time, and what is compiled runs for milliseconds: without optimization it takes a third.
-    Programs for GPUs stay the same, to the byte.
+    Programs for GPUs stay the same, to the byte. Devices are threads: on few and busy cores, the last of them may come
+    to a collective long after XLA would give up waiting (40 s).
     """
     # jaxlib 0.12 has no other emitters, and does not know the flag.
     emitters = ["--xla_cpu_use_fusion_emitters=false"] if importlib.metadata.version("jaxlib") < "0.12" else []
     devices = f"--xla_force_host_platform_device_count={num_devices}"
-    return " ".join(["--xla_backend_optimization_level=0", *emitters, devices])
+    patience = "--xla_cpu_collective_call_terminate_timeout_seconds=300"
+    return " ".join(["--xla_backend_optimization_level=0", *emitters, devices, patience])
