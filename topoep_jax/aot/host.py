@@ -10,8 +10,8 @@ from topoep_jax.aot.schedule import collectives, is_on_device_kernel
 OPCODES = """
     abs add all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all and
     async-done async-start async-update bitcast bitcast-convert broadcast call call-done call-start clamp
-    collective-permute collective-permute-done collective-permute-start compare concatenate conditional constant convert copy copy-done
-    copy-start cosine custom-call divide dot dynamic-slice dynamic-update-slice exponential exponential-minus-one
+    collective-permute collective-permute-done collective-permute-start compare concatenate conditional constant
+    convert copy copy-done copy-start cosine custom-call divide dot dynamic-slice dynamic-update-slice exponential exponential-minus-one
     floor fusion fusion-done fusion-start gather get-tuple-element iota is-finite log log-plus-one logistic maximum
     minimum multiply negate not opt-barrier or pad parameter partition-id popcnt power ragged-all-to-all
     ragged-all-to-all-done ragged-all-to-all-start reduce reduce-scatter reduce-window remainder reshape reverse
