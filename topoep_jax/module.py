@@ -213,9 +213,9 @@ def _apply_on_mesh(
         )
     if config.overflow == "flag" and not isinstance(metrics.passes, jax.core.Tracer) and int(metrics.passes) > 1:
         raise ValueError(
-            f"{int(metrics.overflow_rows)} assignments are beyond the receive buffer, and overflow='flag' leaves them out:"
-            " run this batch with a layer of overflow='loop', or raise cap_factor. Under jit this does not raise but sets"
-            " metrics.passes above 1"
+            f"{int(metrics.overflow_rows)} assignments lie beyond the receive buffer, and overflow='flag' leaves them"
+            " out: run this batch with a layer of overflow='loop', or raise cap_factor. Under jit this does not raise"
+            " but sets metrics.passes above 1"
         )
     return y, metrics
 

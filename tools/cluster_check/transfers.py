@@ -13,11 +13,11 @@ from jax.sharding import PartitionSpec as P
 from tools.cluster_check.cluster import connect
 from tools.gpu_check.runner import Setting
 from topoep_jax import transport
+from topoep_jax.config import STAGING_BYTES
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.pulls import MODES
 from topoep_jax.transfer import device_pull, device_push, pull, push
 from topoep_jax.transport import Group, LayerSizes
-from topoep_jax.config import STAGING_BYTES
 
 MAINS, SLOTS = 4, 2
 COLUMNS = 10_007

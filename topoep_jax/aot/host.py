@@ -8,15 +8,15 @@ from topoep_jax.aot.schedule import collectives, is_on_device_kernel
 # What computes and moves data on the device. Whatever else shows up in a program has to be looked at before it is let
 # in here, for it may hand data to the host.
 OPCODES = """
-    abs add all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all and
-    async-done async-start async-update bitcast bitcast-convert broadcast call call-done call-start clamp
+    abs add all-gather all-gather-done all-gather-start all-reduce all-reduce-done all-reduce-start all-to-all
+    and async-done async-start async-update bitcast bitcast-convert broadcast call call-done call-start clamp
     collective-permute collective-permute-done collective-permute-start compare concatenate conditional constant
-    convert copy copy-done copy-start cosine custom-call divide dot dynamic-slice dynamic-update-slice exponential exponential-minus-one
-    floor fusion fusion-done fusion-start gather get-tuple-element iota is-finite log log-plus-one logistic maximum
-    minimum multiply negate not opt-barrier or pad parameter partition-id popcnt power ragged-all-to-all
-    ragged-all-to-all-done ragged-all-to-all-start reduce reduce-scatter reduce-window remainder reshape reverse
-    round-nearest-even rsqrt scatter select shift-left shift-right-arithmetic shift-right-logical sign sine slice
-    sort sqrt subtract tanh transpose tuple while xor
+    convert copy copy-done copy-start cosine custom-call divide dot dynamic-slice dynamic-update-slice
+    exponential exponential-minus-one floor fusion fusion-done fusion-start gather get-tuple-element iota
+    is-finite log log-plus-one logistic maximum minimum multiply negate not opt-barrier or pad parameter
+    partition-id popcnt power ragged-all-to-all ragged-all-to-all-done ragged-all-to-all-start reduce
+    reduce-scatter reduce-window remainder reshape reverse round-nearest-even rsqrt scatter select shift-left
+    shift-right-arithmetic shift-right-logical sign sine slice sort sqrt subtract tanh transpose tuple while xor
 """
 THUNKS = """
     AllGather AllGatherDone AllGatherStart AllReduce AllReduceDone AllReduceStart AllToAll AllToAllDone
