@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.plans import random_demand, random_plan
 from topoep_jax.config import STAGING_BYTES
-from topoep_jax.transfer import pull, push
+from topoep_jax.transfer import accumulate, pack, pull, push
 from topoep_jax.transfer.api import slice_rows
 
 CASES = [(1, 4, 2), (2, 8, 1), (8, 16, 3), (8, 8, 2)]  # ranks, experts, slots
@@ -71,3 +71,19 @@ def test_empty_slots_send_nothing_even_if_they_hold_garbage():
     mains = jnp.ones((16, SIZE), jnp.float32)
     run = on_mesh(lambda slots, mains, plan: push(slots, mains, plan, "ep"), 8, 0)
     np.testing.assert_array_equal(run(grads, mains, np.full((8, 2), -1, np.int32)), mains)
+
+
+@pytest.mark.parametrize("num_columns", [64, 1024 * 3, 40])
+def test_the_kernels_give_what_the_loops_give(num_columns):
+    """As GPUs run them, interpreted: sums row by row, and copies of what is pulled."""
+    rng = np.random.default_rng(3)
+    grads = rng.normal(size=(4, num_columns)).astype(np.float32)
+    staged = (rng.normal(size=(6, num_columns)) * 10.0 ** rng.integers(-6, 6, size=(6, 1))).astype(np.float32)
+    target = np.array([2, -1, 0, 2, -1, 2], np.int32)
+    grads[1] = -0.0
+    got = accumulate.by_kernel(jnp.asarray(grads), jnp.asarray(staged), jnp.asarray(target), interpret=True)
+    want = accumulate.by_loop(jnp.asarray(grads), jnp.asarray(staged), jnp.asarray(target))
+    np.testing.assert_array_equal(np.asarray(got).view(np.int32), np.asarray(want).view(np.int32))
+    pulled = np.array([1, 0, 0, 1], np.int32)
+    packed = np.asarray(pack.copy_pulled(jnp.asarray(grads), jnp.asarray(pulled), interpret=True))
+    np.testing.assert_array_equal(packed[pulled > 0], grads[pulled > 0])
