@@ -38,7 +38,7 @@ class Block(nn.Module):
     @nn.compact
     def __call__(self, x: jax.Array) -> tuple[jax.Array, MoEMetrics]:
         causal = nn.make_causal_mask(x[..., 0])
-        x = x + nn.SelfAttention(NUM_HEADS, use_bias=False)(nn.RMSNorm()(x), mask=causal)
+        x = x + nn.MultiHeadDotProductAttention(NUM_HEADS, use_bias=False)(nn.RMSNorm()(x), mask=causal)
         y, metrics = MoE(HIDDEN, ffn=32, num_experts=16, top_k=4, **self.experts)(nn.RMSNorm()(x))
         return x + y, metrics
 
