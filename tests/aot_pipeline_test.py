@@ -6,6 +6,7 @@ models, layers in a scan and the comparison with worst-case rows are marked full
 """
 
 import functools
+import math
 import re
 
 import pytest
@@ -100,34 +101,34 @@ def test_a_layer_fits(layer: LayerProgram) -> None:
 
 
 def kept_bytes(layer: LayerProgram) -> int:
-    """What layers in a scan keep for the backward pass: x of each (its weights, experts and plan are small). The scan
-    itself takes the parameters of one layer out of the stack, and holds their gradients until it puts them there."""
+    """What layers in a scan keep for the backward pass: x of each (its weights, experts and plan are small).
+
+    The scan itself has the x that it hands on, takes the parameters of one layer out of the stack, and holds their
+    gradients until it puts them there.
+    """
     config = layer.config
     slices = 2 * 2 * config.num_mains * config.expert_size
-    return int(1.05 * (layer.layers * TOKENS * config.hidden * 2 + slices))
+    return int(1.01 * ((layer.layers + 1) * TOKENS * config.hidden * 2 + slices))
 
 
 def test_no_buffer_grows_with_all_experts(layer: LayerProgram) -> None:
     """Beside parameters and their gradients there is only what a rank sends while it is pulled; f32 sums are strips."""
     config = layer.config
     mains = [config.num_mains, config.expert_size]
-    made = [buffer for buffer in layer.program.buffers if buffer.role != "parameter"]
-    assert made[0].num_bytes < config.num_experts * config.expert_size // 4
+    made = [(b, shape_of(b, layer.layers)) for b in layer.program.buffers if b.role != "parameter"]
     by_expert = [
         (buffer, dims)
-        for buffer in made
-        if buffer.num_bytes >= 4 * LARGE
-        and (dims := shape_of(buffer, layer.layers))
-        and dims[0] in (config.num_experts, config.num_mains)
+        for buffer, dims in made
+        if dims[:1] in ([config.num_experts], mains[:1]) and 2 * math.prod(dims) >= math.prod(mains)
     ]
     assert all(dims == mains and buffer.shape.startswith("bf16") for buffer, dims in by_expert), by_expert
     if layer.layers == 1:
         assert len({buffer.place for buffer, _ in by_expert}) <= 2
-    staged = [b for b in made if shape_of(b)[:1] == [config.num_ranks * config.num_slots] and b.shape.startswith("f32")]
+    staged = [b for b, dims in made if dims[:1] == [config.num_ranks * config.num_slots] and b.shape.startswith("f32")]
     assert 0 < max(buffer.num_bytes for buffer in staged) <= config.staging_bytes
 
 
-def shape_of(buffer: Buffer, layers: int = 0) -> list[int]:
+def shape_of(buffer: Buffer, layers: int) -> list[int]:
     """Dimensions of an array without those of a stack of layers or a layer cut out of it; none of a tuple."""
     match = re.match(r"\w+\[([\d,]+)\]", buffer.shape)
     dims = [int(size) for size in match[1].split(",")] if match else []

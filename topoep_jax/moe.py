@@ -66,7 +66,8 @@ def moe_layer(
     _check_shapes(params, x, axis_name, config)
     if mask is not None:
         x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
-    logits = lax.dot_general(x.astype(jnp.float32), params["router"].astype(jnp.float32), (((1,), (0,)), ((), ())))
+    # The gradient of the router needs x in f32: made again from x, or layers in a scan would keep both.
+    logits = jax.checkpoint(_logits)(x, params["router"])
     bad = routing.has_bad_logits(logits, mask)
     if config.router == "glm4":
         bad |= ~jnp.isfinite(params["correction_bias"]).all()
@@ -128,6 +129,10 @@ def init_params(key: jax.Array, config: LayerConfig, dtype: Any = jnp.float32) -
         params["shared_gate_up"] = normal((hidden, 2 * shared), hidden, dtype)
         params["shared_down"] = normal((shared, hidden), shared, dtype)
     return params
+
+
+def _logits(x: jax.Array, router: jax.Array) -> jax.Array:
+    return lax.dot_general(x.astype(jnp.float32), router.astype(jnp.float32), (((1,), (0,)), ((), ())))
 
 
 def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.Array | None) -> routing.Routing:
