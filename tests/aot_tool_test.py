@@ -17,6 +17,7 @@ from topoep_jax.cli import execute
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan import Hardware
 from topoep_jax.topology import Topology
+from train.aot import step as train_step
 
 TOKENS = 256
 CONFIG = LayerConfig(128, 128, 16, 4, Topology.uniform(2, 4), block_rows=32, chunks=2, overflow="flag")
@@ -128,6 +129,16 @@ def doubled(mesh: Mesh, size: str) -> tuple:
         on_rank, mesh=mesh, in_specs=PartitionSpec("ep"), out_specs=PartitionSpec(), check_vma=False
     )
     return function, (struct((int(size),), jnp.float32, mesh, PartitionSpec("ep")),)
+
+
+def test_the_trainer_offers_its_step(aot: Compiler) -> None:
+    step, args = train_step(aot.mesh(1, 2), "--batch_size=4", "--seq_len=64", "--shape=num_layers=1", "--chunks=2")
+    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+        text = step.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert "ragged_all_to_all" in text
+    assert "topoep_gmm" in text
+    with pytest.raises(ValueError, match="--batch_size=3 is not a multiple of --ep=2"):
+        train_step(aot.mesh(1, 2), "--batch_size=3")
 
 
 @pytest.mark.parametrize(
