@@ -158,7 +158,10 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
         )
 
     # A host callback, as the baselines are, must not be moved: XLA's partitioner fails on it.
-    return (on_stream(_PLANNER_STREAM, solve) if config.planner in PLANNER_IDS else solve)(omega)
+    # Nor must a planner without slots, which has nothing to search: empty results become constants, and XLA cannot
+    # compile constants on a stream of its own.
+    beside = config.num_slots and config.planner in PLANNER_IDS
+    return (on_stream(_PLANNER_STREAM, solve) if beside else solve)(omega)
 
 
 def _shared_experts(params: Params, x: jax.Array) -> jax.Array:
