@@ -44,14 +44,14 @@ class Block(nnx.Module):
         self.pre_attention_norm, self.post_attention_norm = RMSNorm(config.hidden), RMSNorm(config.hidden)
         self.attention = Attention(config.hidden, *heads, config.rope_theta, rngs=rngs)
         self.pre_mlp_norm, self.post_mlp_norm = RMSNorm(config.hidden), RMSNorm(config.hidden)
-        ranks = {"mesh": mesh, "axis": "data", "topology": Topology.uniform(2, 4)}  # real nodes are found
+        ranks = {"mesh": mesh, "axis": "data", "topology": Topology.uniform(2, 4)}  # on a cluster, leave topology out
         self.mlp = MoE(config.hidden, config.ffn // 4, num_experts=32, top_k=4, block_rows=16, **ranks, rngs=rngs)
         self.residual = NamedSharding(mesh, P("data"))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         x = x + self.post_attention_norm(self.attention(self.pre_attention_norm(x)))
         y, metrics = self.mlp(self.pre_mlp_norm(x))
-        self.metrics = nnx.Intermediate(metrics)
+        self.metrics = nnx.Intermediate(metrics)  # Where passes > 1, rows overflowed and took another pass.
         x = x + self.post_mlp_norm(y)
         return jax.lax.with_sharding_constraint(x, self.residual)
 
