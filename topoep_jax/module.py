@@ -37,7 +37,8 @@ class MoE(nnx.Module):
         `jax.sharding.Mesh(devices, names)` makes them: `jax.make_mesh` makes Explicit ones, with which JAX wants to be
         told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
-      router, router_options, num_slots, planner, effort, cap_factor, block_rows, chunks, overflow, residuals,
+      chunks: see `LayerConfig`; None: 2 on GPUs, where chunks overlap, else 1.
+      router, router_options, num_slots, planner, effort, cap_factor, block_rows, overflow, residuals,
         gemm, staging_bytes, transport, pulls, shared_ffn, forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
@@ -66,7 +67,7 @@ class MoE(nnx.Module):
         effort: str = "fast",
         cap_factor: float = 1.05,
         block_rows: int = 128,
-        chunks: int = 1,
+        chunks: int | None = None,
         overflow: Overflow = "loop",
         residuals: Residuals = "none",
         gemm: Gemm = "auto",
@@ -95,7 +96,7 @@ class MoE(nnx.Module):
             effort=effort,
             cap_factor=cap_factor,
             block_rows=block_rows,
-            chunks=chunks,
+            chunks=_chunks_on_mesh(mesh) if chunks is None else chunks,
             overflow=overflow,
             residuals=residuals,
             gemm=gemm,
@@ -152,6 +153,10 @@ class MoE(nnx.Module):
             axis=self.axis,
             data_axes=self.data_axes,
         )
+
+
+def _chunks_on_mesh(mesh: Mesh) -> int:
+    return 1 if mesh.devices.flat[0].platform == "cpu" else 2
 
 
 def _topology_on_mesh(mesh: Mesh, axis: str, data_axes: tuple[str, ...], topology: Topology | None) -> Topology:
