@@ -71,7 +71,9 @@ class TrainConfig:
         "rows beyond the receive buffer: loop (extra passes, whose number a GPU's host reads in every layer) or flag"
         " (nothing is read; the step changes nothing and runs again with loop); default: loop on CPU, flag elsewhere",
     )
-    chunks: int = _setting(1, "receive buffers that every layer runs; 2 lets one exchange while the other computes")
+    chunks: int = _setting(
+        0, "parts of a layer's rows, 1 or 2: one is exchanged while the other computes; default: 1 on CPU, 2 elsewhere"
+    )
     residuals: str = _setting(
         "none", "what the backward pass keeps instead of making it again: none, rows (received), all (and products)"
     )

@@ -127,7 +127,7 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         "num_slots": _num_slots(config),
         "block_rows": config.block_rows,
         "cap_factor": config.cap_factor,
-        "chunks": config.chunks,
+        "chunks": config.chunks or None,
         "residuals": config.residuals,
         "topology": make_topology(config, mesh),
         "transport": config.transport,
