@@ -68,6 +68,9 @@ def compile_for(config: LayerConfig, layers: int = 1) -> LayerProgram:
     ]
 )
 def layer(request: pytest.FixtureRequest, aot: Compiler) -> LayerProgram:
+    asked_for = request.config.getoption("--require-cuda") or request.node.get_closest_marker("full")
+    if not asked_for:
+        pytest.skip("takes a minute to compile: make test-cuda")
     return compiled(*request.param)
 
 
