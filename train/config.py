@@ -64,6 +64,9 @@ class TrainConfig:
         "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"
     )
     pulls: str = _setting("direct", "how parameters reach replicas: direct; on device also relayed, striped, best")
+    xla_options: bool = _setting(
+        True, "on GPUs: compile for overlap and device-initiated exchanges, see topoep_jax.transport.xla_options"
+    )
     block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
     cap_factor: float = _setting(1.05, "rows of a rank's receive buffer in units of its mean load, before alignment")
     overflow: str = _setting(

@@ -120,7 +120,9 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
     mesh = mesh or make_mesh(config)
     _connect(config, mesh, compile_only=compile_only)
     optimizer = make_optimizer(config)
-    overflow = config.overflow or ("loop" if mesh.devices.flat[0].platform == "cpu" else "flag")
+    on_cpu = mesh.devices.flat[0].platform == "cpu"
+    overflow = config.overflow or ("loop" if on_cpu else "flag")
+    compiler_options = None if on_cpu or not config.xla_options else transport.xla_options().compiler_options
     moe_options: dict[str, Any] = {
         "planner": config.planner,
         "effort": config.effort,
@@ -171,7 +173,8 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
                 valid &= ~overflowed(metrics)
             return jax.tree.map(lambda new, old: jnp.where(valid, new, old), updated, state), metrics
 
-        return jax.jit(step, out_shardings=(shardings, everywhere), donate_argnums=0)
+        out = shardings, everywhere
+        return jax.jit(step, out_shardings=out, donate_argnums=0, compiler_options=compiler_options)
 
     return Program(
         mesh=mesh,
