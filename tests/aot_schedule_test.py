@@ -148,6 +148,14 @@ def test_the_host_steers_loops_branches_and_callbacks_outside_of_graphs() -> Non
     assert {read.what for read in host_reads(program(FORMS, {}, graph))} == {"call"}
 
 
+def test_what_runs_on_another_stream_is_looked_into() -> None:
+    beside = FORMS.replace("async-start(%x), calls=%wrapped", "call-start(%x), to_apply=%aside").replace(
+        "%wrapped (g",
+        "%aside (g: f32[512]) -> f32[512] {\n  %turning = f32[512]{0} while(%g), body=%wrapped\n}\n\n%wrapped (g",
+    )
+    assert "turning" in {read.what for read in host_reads(program(beside, {}))}
+
+
 def test_an_unknown_step_of_the_executable_is_reported() -> None:
     (read,) = host_reads(program(ROWS, DEVICE_KERNEL, [Thunk("kHostSend", "", False)]))
     assert (read.what, read.reason) == ("HostSend", "not known to stay on the device")

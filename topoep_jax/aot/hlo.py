@@ -17,6 +17,8 @@ COLLECTIVES = (
     "reduce-scatter",
 )
 
+_STEPS = ("while", "conditional", "call", "call-start")
+"""What runs computations step by step; call-start does so on another stream."""
 _NAME = re.compile(r"^\s+(ROOT )?%?([\w.-]+) = ")
 _COMPUTATION = re.compile(r"^(ENTRY )?%?([\w.-]+) \(.*\{$")
 _ARRAY = re.compile(r"\b([a-z]\w*)\[([\d,]*)\](?:\{[^}]*?(?:S\((\d+)\))?\})?")
@@ -157,7 +159,7 @@ class Module:
             run = waiting.pop(0)
             yield run
             for instruction in self.computations[run.computation]:
-                if instruction.opcode in ("while", "conditional", "call") or self._is_async_work(instruction):
+                if instruction.opcode in _STEPS or self._is_async_work(instruction):
                     turns = (instruction.trip_count or 1) if instruction.opcode == "while" else 1
                     waiting += [Run(called, run.times * turns, turns) for called in instruction.calls]
 
