@@ -1,10 +1,10 @@
-"""The barriers that `make mutants` leaves out are those of the sources; running the mutants takes a compiler and CI."""
+"""What `make mutants` leaves out is what the sources hold; running the mutants takes compilers, and minutes."""
 
 import json
 
 import pytest
 
-from tools import mutants
+from tools import mutants, order_mutants
 
 BODY = """\
 template <class Team>
@@ -46,3 +46,9 @@ def test_a_mutant_that_nothing_misses_is_named(monkeypatch, tmp_path):
     assert [text for text in wrong if "survived" in text]
     assert [text for text in wrong if "a.h:6 has no row" in text]
     assert [text for text in wrong if "there are 3 and 1" in text]
+
+
+def test_every_stage_of_the_pipeline_was_left_out_and_missed() -> None:
+    rows = json.loads(order_mutants.RESULTS.read_text())["stages"]
+    assert [row["stage"] for row in rows] == order_mutants.find_stages(), "run make mutants"
+    assert all(row["noticed_by"] for row in rows)

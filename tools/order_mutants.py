@@ -33,8 +33,8 @@ def find_stages() -> list[str]:
     for source in PASSES:
         for node in ast.walk(ast.parse((ROOT / f"topoep_jax/pipeline/{source}.py").read_text())):
             if isinstance(node, ast.Call) and isinstance(node.func, ast.Name) and node.func.id == "stage":
-                stages.append((node.lineno, f"{source}.{ast.literal_eval(node.args[0])}"))
-    return [name for _, name in sorted(stages)]
+                stages.append((PASSES.index(source), node.lineno, f"{source}.{ast.literal_eval(node.args[0])}"))
+    return [name for *_, name in sorted(stages)]
 
 
 class Without:

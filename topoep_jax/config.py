@@ -56,7 +56,7 @@ class LayerConfig:
       cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
       block_rows: alignment of every instance's rows, the tile height of the grouped GEMM. 128 suits GPUs; with few
         tokens take T x K / E or less, or padding outweighs the rows.
-      chunks: 1, or 2 to process mains-only rows first (receive rows then are about 0.25 A more).
+      chunks: 1, or 2 to process mains-only rows first (receive rows then are about A / 8 more).
       overflow: what happens to rows beyond the receive buffer. "loop": exact extra passes, whose number the host reads
         on a GPU. "flag": nothing is read; where `metrics.passes` > 1 the result is incomplete and must not be used, but
         the batch run again with "loop". "drop": they are dropped and counted.
@@ -214,7 +214,7 @@ class LayerConfig:
         cap = self.cap_rows(num_assignments)
         if self.chunks == 1:
             return (cap,)
-        return (_round_up(-(-num_assignments // 4), self.block_rows), cap)
+        return (_round_up(-(-num_assignments // 8), self.block_rows), cap)
 
 
 def _either(names: tuple[str, ...]) -> str:

@@ -192,8 +192,10 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
             raise ValueError(f"params[{name!r}] must have shape {shape} on each rank, got {got}: see init_params")
     if x.ndim != 2 or x.shape[1] != config.hidden or x.shape[0] == 0:
         raise ValueError(f"x has shape {x.shape}, but [tokens, {config.hidden}] is needed: flatten the token axes")
-    if not jnp.issubdtype(x.dtype, jnp.floating):
-        raise ValueError(f"x has dtype {x.dtype}, but rows are multiplied in it: cast it to a float dtype")
+    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
+        raise ValueError(
+            f"x has dtype {x.dtype}, but rows are multiplied in it: cast it to a float dtype of 16 bits or more"
+        )
     if ranks * x.shape[0] * config.top_k >= 2**31:
         raise ValueError(
             f"{ranks} ranks x {x.shape[0]} tokens x top_k={config.top_k} is 2^31 assignments or more, which no plan can"

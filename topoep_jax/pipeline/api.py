@@ -55,8 +55,23 @@ def _forward(config: LayerConfig, axis_name: str, *args: jax.Array) -> tuple[jax
 def _backward(config: LayerConfig, axis_name: str, saved: tuple[Inputs, Kept], grad: jax.Array) -> tuple[Any, ...]:
     # Without the barrier XLA merges what is computed again with the forward pass, and keeps all of its buffers alive.
     (inputs, kept), grad = lax.optimization_barrier((saved, grad))
-    gradients = run_backward(Layer.build(config, axis_name, inputs), inputs, kept, grad)
-    return *gradients, None, None, None, None
+    return *_gradients(config, axis_name, inputs, kept, grad), None, None, None, None
+
+
+@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
+def _gradients(
+    config: LayerConfig, axis_name: str, inputs: Inputs, kept: Kept, grad: jax.Array
+) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return run_backward(Layer.build(config, axis_name, inputs), inputs, kept, grad)
+
+
+@_gradients.defjvp
+def _no_second_derivative(*_: Any) -> Any:
+    # Kernels write in place, and rows travel as they are: differentiated again, they would be wrong without a sign.
+    raise NotImplementedError(
+        "the MoE layer has first derivatives only: keep it out of what is differentiated twice, as Hessian-vector"
+        " products and gradient penalties are"
+    )
 
 
 planned_experts.defvjp(_forward, _backward)

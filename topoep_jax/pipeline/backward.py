@@ -94,7 +94,7 @@ def _begin(work: _Pass) -> _Begun:
     rows = work.rows_again(2, inputs.x, layer.last)
     grads = layer.dispatch("grad_2", layer.by_assignment(work.grad), layer.last)
     inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, layer.matrices[1], transposed=True)
-    return _Begun(params, pulled, rows, grads, inner_grad, no_gradients(layer, inputs), [], [], [])
+    return _Begun(params, pulled, rows, grads, inner_grad, no_gradients(layer, inner_grad), [], [], [])
 
 
 def _chunk_1(work: _Pass, first: Window) -> _Begun:
@@ -104,8 +104,7 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
     scale = work.kept.scale[: first.num_rows]
     grads_1 = layer.dispatch("grad_1", layer.by_assignment(work.grad), first)
 
-    grads_1, x, params = stage("again_1", grads_1, inputs.x, params)
-    rows_1 = work.rows_again(1, x, first)
+    rows_1 = work.rows_again(1, inputs.x, first)
     inner_grad = layer.gmm(grads_1, Instances(params, None), first, down, transposed=True)
 
     rows_1, inner_grad, params = stage("repull", rows_1, inner_grad, params)
@@ -122,7 +121,7 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
     inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, down, transposed=True)
 
     rows, inner_grad, row_grads, params = stage("home_1", rows, inner_grad, row_grads, params)
-    sums = no_gradients(layer, inputs)
+    sums = no_gradients(layer, row_grads)
     sums = sums._replace(tokens=layer.combine("home_1", row_grads, sums.tokens, first))
     of_gate_up, of_down = WeightGrad(first, rows_1, pre_grad), WeightGrad(first, inner, grads_1)
     return _Begun(params, pulled, rows, grads, inner_grad, sums, [of_gate_up], [of_down], [scale_grad])
@@ -146,17 +145,16 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     mains, pre_grad, params, tokens = stage("last_rows", mains, pre_grad, begun.params, tokens)
     row_grads = layer.gmm(pre_grad, held._replace(mains=params), last, gate_up, transposed=True)
 
-    tokens, row_grads, pre_grad, rows = stage("home_2", tokens, row_grads, pre_grad, begun.rows)
     tokens = layer.combine("home_2", row_grads, tokens, last)
-    slots = _of_slots(layer, gate_up, sums.slots and sums.slots.gate_up, WeightGrad(last, rows, pre_grad))
+    of_gate_up = WeightGrad(last, begun.rows, pre_grad)
+    slots = _of_slots(layer, gate_up, sums.slots and sums.slots.gate_up, of_gate_up)
 
     scale_grad = jnp.concatenate([*begun.scale_grads, scale_grad])
     tokens, slots, scale_grad = stage("weight_grads", tokens, slots, scale_grad)
     weight_grads = layer.combine("weight_grads", scale_grad, sums.weights, layer.whole)
     x_grad = sum_over_experts(tokens, layer.place, inputs.x.shape[0])
 
-    x_grad, weight_grads, slots, turn = stage("push_gate_up", x_grad, weight_grads, slots, turn)
-    jobs = [*begun.gate_up, WeightGrad(last, rows, pre_grad)]
+    jobs = [*begun.gate_up, of_gate_up]
     mains, _, x_grad = _go_home(work, gate_up, slots, jobs, sums.mains and sums.mains.gate_up, mains, turn, x_grad)
     return x_grad, weight_grads[layer.place].reshape(inputs.weight.shape), mains
 

@@ -14,8 +14,8 @@ Router weights travel once for both chunks, a few bytes per row.
 from typing import NamedTuple
 
 import jax
-import jax.numpy as jnp
 
+from topoep_jax._arrays import zeros_after
 from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, swiglu
@@ -41,7 +41,6 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
     tokens = layer.by_assignment(inputs.x)
     weights = inputs.weight.reshape(-1)[layer.order]
     params = inputs.params.astype(inputs.x.dtype)
-    results = jnp.zeros_like(tokens)
     scale = layer.dispatch("weights", weights, layer.whole)
     kept_scale, rows_1, pre_1 = scale, None, None
 
@@ -65,13 +64,13 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
         out = layer.gmm(swiglu(pre, scale[:split]), Instances(params, None), layer.first, down)
         scale = scale[split:]
 
-        out, rows_2, slots, params = stage("combine_1", out, rows_2, slots, params)
-        results = layer.combine("combine_1", out, results, layer.first)
+        results = layer.combine("combine_1", out, zeros_after(out, tokens.shape, tokens.dtype), layer.first)
     held = Instances(params, slots)
     pre_2 = layer.gmm(rows_2, held, layer.last, gate_up)
     out = layer.gmm(swiglu(pre_2, scale), held, layer.last, down)
 
-    results, out = stage("combine_2", results, out)
+    if layer.first is None:
+        results = zeros_after(out, tokens.shape, tokens.dtype)
     results = layer.combine("combine_2", out, results, layer.last)
 
     def serve(win: Window, results: jax.Array) -> jax.Array:

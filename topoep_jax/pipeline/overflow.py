@@ -5,6 +5,7 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
+from topoep_jax._arrays import zeros_after
 from topoep_jax._compat import vary_like
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, WeightGrad
@@ -32,8 +33,8 @@ class Sums(NamedTuple):
     mains: Weights | None
 
 
-def no_gradients(layer: Layer, inputs: Inputs) -> Sums:
-    """Zeros of all that passes add to."""
+def no_gradients(layer: Layer, after: jax.Array) -> Sums:
+    """Zeros of all that passes add to, once `after` is there; rows are of its dtype."""
     config = layer.config
 
     def zeros(num_instances: int) -> Weights | None:
@@ -44,12 +45,12 @@ def no_gradients(layer: Layer, inputs: Inputs) -> Sums:
 
     num_assignments = layer.order.shape[0]
     sums = Sums(
-        tokens=jnp.zeros((num_assignments, config.hidden), inputs.x.dtype),
+        tokens=zeros_after(after, (num_assignments, config.hidden), after.dtype),
         weights=jnp.zeros((num_assignments,), jnp.float32),
         slots=zeros(config.num_slots),
         mains=zeros(config.num_mains),
     )
-    return vary_like(sums, inputs.x)
+    return vary_like(sums, after)
 
 
 def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances, sums: Sums) -> Sums:
