@@ -22,7 +22,7 @@ CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -
 .PHONY: setup train test test-full test-cuda lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:
 
-setup: $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
+setup: same-python $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
 
 train: setup
 	$(PY) -m train.pretrain $(ARGS)
@@ -77,6 +77,13 @@ extras = project["optional-dependencies"]
 print(*project["dependencies"], *(package for name in sys.argv[1:] for package in extras[name]), sep="\n")
 endef
 export REQUIREMENTS
+
+# An environment that is there keeps its Python: asking for another one must not go unheard.
+.PHONY: same-python
+same-python: | $(VENV)/bin/pip
+	@test -z "$(PYTHON)" || test "$$($(PY) -c 'import sys; print(sys.version_info[:2])')" = \
+	  "$$($(PYTHON) -c 'import sys; print(sys.version_info[:2])')" || { \
+	  echo "$(VENV) is of $$($(PY) --version), not of PYTHON=$(PYTHON): add VENV=.venv312, or another folder"; exit 1; }
 
 $(VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 	@echo "== Python packages"

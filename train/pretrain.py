@@ -4,6 +4,7 @@ Parse, build, loop. Without arguments it reads Python's own library and trains o
 domains of four ranks.
 """
 
+import functools
 import os
 import pathlib
 import signal
@@ -138,6 +139,7 @@ def _run(
     metrics = jax.device_get(metrics)
     if exact_step is None or not overflowed(metrics):
         return state, metrics, False
+    _say_once("a batch overflowed a receive buffer and runs again, with extra passes: that step is compiled first")
     # The state is still what it was. All processes come here together, since each holds the same metrics.
     state, metrics = exact_step(state, batch)
     return state, jax.device_get(metrics), True
@@ -198,6 +200,11 @@ def _is_lead() -> bool:
 def _say(message: str) -> None:
     if _is_lead():
         print(message, flush=True)
+
+
+@functools.cache
+def _say_once(message: str) -> None:
+    _say(message)
 
 
 class _Interrupt:

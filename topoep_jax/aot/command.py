@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 from absl import flags
 from jax.sharding import Mesh
 
@@ -117,6 +118,10 @@ def run(values: flags.FlagValues) -> Iterator[str]:
 
 def _layer(values: flags.FlagValues, mesh: Mesh, target: Target, topology: Topology) -> tuple[Report, str]:
     config = _config(values, topology, target)
+    try:
+        jnp.dtype(values.dtype)
+    except TypeError:
+        raise ValueError(f"--dtype={values.dtype} is no dtype: take bfloat16, float16 or float32") from None
     options = {"layers": values.layers, "backward": not values.forward, "dtype": values.dtype}
     with _group(mesh, config):
         own = compile_layer(config, mesh, values.tokens, dump_to=_folder(values.dump_to), **options)
@@ -133,7 +138,8 @@ def _layer(values: flags.FlagValues, mesh: Mesh, target: Target, topology: Topol
 
 
 def _program(values: flags.FlagValues, mesh: Mesh, target: Target, num_domains: int) -> tuple[Report, str]:
-    ignored = [name for name in ("model", *_DIMENSIONS, "compare", "forward") if getattr(values, name)]
+    of_program = {"program", "program_args", "topology", "gpu", "timeline", "json", "dump_to"}
+    ignored = [name for name in values if values[name].present and name not in of_program]
     if ignored:
         raise ValueError(f"--{ignored[0]} says what layer to compile, but --program={values.program} is compiled")
     module, _, name = values.program.partition(":")
@@ -144,7 +150,10 @@ def _program(values: flags.FlagValues, mesh: Mesh, target: Target, num_domains: 
     function = getattr(importlib.import_module(module), name, None)
     if function is None:
         raise ValueError(f"--program={values.program}: module {module} has no {name}")
-    step, args = function(mesh, *shlex.split(values.program_args))
+    made = function(mesh, *shlex.split(values.program_args))
+    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], tuple):
+        raise ValueError(f"--program={values.program} must return (a function, a tuple of its arguments)")
+    step, args = made
     program = compile_program(step, *args, dump_to=_folder(values.dump_to))
     return Report.of(program, target.hardware, num_domains), f"{values.program} {values.program_args}".rstrip()
 

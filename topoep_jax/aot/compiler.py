@@ -108,8 +108,12 @@ def compile_program(
       *args: its arguments.
       options: of XLA, beside those of `transport.xla_options`.
       dump_to: folder for all that the compiler writes down; None for one that is deleted.
+
+    Raises:
+      ValueError: no arguments, or arguments that are on no GPUs.
     """
     prepare()
+    _check(args)
     jitted: Any = function if hasattr(function, "lower") else jax.jit(function)
     every = {**transport.xla_options().compiler_options, **(options or {})}
     with tempfile.TemporaryDirectory() as temporary:
@@ -129,3 +133,14 @@ def compile_program(
             read_options(folder),
             len(jax.tree.leaves(args)[0].sharding.device_set),
         )
+
+
+def _check(args: tuple[Any, ...]) -> None:
+    """The devices to compile for come from the arguments, and from nowhere else."""
+    for leaf in jax.tree.leaves(args) or [None]:
+        mesh = getattr(getattr(leaf, "sharding", None), "mesh", None)
+        if mesh is None or mesh.devices.flat[0].platform != "gpu":
+            raise ValueError(
+                f"{leaf} is no argument that lies on the mesh: every argument must be a jax.ShapeDtypeStruct with"
+                " sharding=NamedSharding(mesh, spec), and there must be one"
+            )
