@@ -203,7 +203,7 @@ def test_window_rows_follow_the_glossary():
     )
     num_assignments = 4096 * 8
     assert config.cap_rows(num_assignments) == 34432 + 6 * 128
-    assert config.window_rows(num_assignments) == (8192, 34432 + 6 * 128)
+    assert config.window_rows(num_assignments) == (4096, 34432 + 6 * 128)
     assert config.cap_rows(1000) == 1152 + 6 * 128, "1.05 x 1000 is 1050, no float noise may push it over a block"
 
 

@@ -292,3 +292,16 @@ def test_gradients_of_the_router_see_every_rank():
     (_, (y, _, chosen)), _ = run(params, x, mask, target)
     (_, (wrong,)), _ = dense(params, x, jnp.roll(chosen, 1, axis=0), target)
     assert error(y, wrong) > 100 * program.tolerance
+
+
+def test_what_is_not_differentiable_or_too_narrow_is_refused():
+    program = PROGRAMS[0]
+    params, x, mask, target = make_inputs(program, SCENARIOS[0])
+
+    def loss(x):
+        return (run_on_mesh(program.config, params, x, mask)[0] * target).sum()
+
+    with pytest.raises(NotImplementedError, match="first derivatives only"):
+        jax.jit(lambda x: jax.jvp(jax.grad(loss), (x,), (x,))).trace(x)
+    with pytest.raises(ValueError, match="a float dtype of 16 bits or more"):
+        jax.jit(loss).trace(x.astype(jnp.float8_e4m3fn))
