@@ -1,13 +1,13 @@
 """What a GPU's scheduler is told: which collective runs under which product, one collective at a time.
 
 XLA schedules a program as it likes within its data dependencies. `stage` adds dependencies: whatever is computed from
-its results comes after all of its operands. So each stage of the pipeline passes through it both what its collective
-and what its products read, and by that follows the whole stage before: the collective and the products of one stage
-are free to overlap, those of two stages are not. One at a time, because collectives in flight together may be started
-in different orders on different ranks, and because gradients must not depend on timing.
+its results comes after all of its operands. What passes through it is what a collective and the products beside it
+read, and by that both follow the collective and the products before: those of one stage are free to overlap, those of
+two stages are not. Where the data alone orders two stages there is no call. One collective at a time, because more of
+them share the links and gain nothing, and because gradients must not depend on timing.
 
 A barrier leaves no trace in the program, so the resulting order is not promised but tested, on programs for GPUs that
-are compiled ahead of time (tests/aot_pipeline_test.py), as is that each stage is needed (tools/mutants.py).
+are compiled ahead of time (tests/aot_pipeline_test.py), as is that each stage is needed (tools/order_mutants.py).
 """
 
 import contextlib
