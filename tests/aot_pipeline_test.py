@@ -143,11 +143,10 @@ def shape_of(buffer: Buffer, layers: int) -> list[int]:
 @FULL
 @pytest.mark.parametrize("model", MODELS)
 def test_worst_case_rows_need_many_times_the_memory(aot: Compiler, model: str) -> None:
-    """Nine times was the aim when the layer had 900 MiB (Qwen3) and 1,600 (GLM). It needs less now, and so do they."""
     other = compile_for(worst_case(config_of(model)))
     ratio = other.layer_bytes / compiled(model).layer_bytes
     print(f"{model}: worst-case rows {other.layer_bytes / MIB:.0f} MiB, {ratio:.1f} x")
-    assert ratio >= 8
+    assert ratio >= (9 if model in BOUND_MIB else 8)
 
 
 @pytest.mark.parametrize("model", MODELS)
