@@ -7,6 +7,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from topoep_jax import routing
@@ -106,6 +107,20 @@ def moe_layer(
     )
 
 
+def solve_layer_plan(config: LayerConfig, omega: jax.Array | np.ndarray, num_assignments: int) -> Plan:
+    """`solve_plan` as a layer calls it, for demand omega int32 [R, E] and A = `num_assignments` of one rank."""
+    return solve_plan(
+        omega,
+        config.topology,
+        config.cost,
+        num_slots=config.num_slots,
+        cap_rows=config.cap_rows(num_assignments),
+        block_rows=config.block_rows,
+        planner=config.planner,
+        effort=config.effort,
+    )
+
+
 def init_params(key: jax.Array, config: LayerConfig, dtype: Any = jnp.float32) -> Params:
     """Fresh global parameters of a layer, as `moe_layer` takes them, with `w` of all E experts: [E, 3 H I].
 
@@ -146,16 +161,7 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
     """The plan, made beside what does not need it: the order of the tokens, and shared experts."""
 
     def solve(omega: jax.Array) -> Plan:
-        return solve_plan(
-            omega,
-            config.topology,
-            config.cost,
-            num_slots=config.num_slots,
-            cap_rows=config.cap_rows(num_assignments),
-            block_rows=config.block_rows,
-            planner=config.planner,
-            effort=config.effort,
-        )
+        return solve_layer_plan(config, omega, num_assignments)
 
     # A host callback, as the baselines are, must not be moved: XLA's partitioner fails on it.
     # Nor must a planner without slots, which has nothing to search: empty results become constants, and XLA cannot

@@ -15,7 +15,7 @@ from topoep_jax.aot.hlo import Array
 from topoep_jax.aot.schedule import Collective, Gemm
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import measure_extent
-from topoep_jax.plan import solve_plan
+from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps, traffic
 from topoep_jax.shapes import Shape
@@ -55,16 +55,7 @@ def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> L
     workload = Shape(config.hidden, config.ffn, config.num_experts, config.top_k, config.topology, tokens=tokens)
     omega = biased_demand(workload, [skew], seed)[skew].astype(np.int32)
     assignments = tokens * config.top_k
-    plan = solve_plan(
-        omega,
-        config.topology,
-        config.cost,
-        num_slots=config.num_slots,
-        cap_rows=config.cap_rows(assignments),
-        block_rows=config.block_rows,
-        planner=config.planner,
-        effort=config.effort,
-    )
+    plan = solve_layer_plan(config, omega, assignments)
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota).astype(np.int64)
     extent = measure_extent(config, jnp.asarray(plan.quota), assignments)
     start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)

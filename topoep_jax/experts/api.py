@@ -68,7 +68,7 @@ def wgrad(
     Raises:
       ValueError: gemm="pallas" and sides that no tile divides.
     """
-    works = tuple(Work(job.inputs, job.grads, *job.window[-3:]) for job in jobs)
+    works = tuple(Work.of(job) for job in jobs)
     forms = [
         partial(form.wgrad, first_instance=first_instance, block_rows=block_rows) for form in (scan, pallas, ragged)
     ]

@@ -61,3 +61,9 @@ class Work(NamedTuple):
     """int32 [J]: first block of each instance."""
     num_blocks: jax.Array
     """int32 [J]: its blocks."""
+
+    @classmethod
+    def of(cls, job: WeightGrad) -> "Work":
+        """The arrays of `job`."""
+        window = job.window
+        return cls(job.inputs, job.grads, window.block_instance, window.first_block, window.num_blocks)

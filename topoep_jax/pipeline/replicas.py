@@ -73,7 +73,7 @@ def push_slots(
     Returns:
       `into` with the gradient of this matrix, the turn of the next transfer, and `carried`.
     """
-    num_mains = into.shape[0]
+    num_mains, flat = into.shape[0], slot_grads.reshape(slot_grads.shape[0], matrix.rows * matrix.cols)
 
     def store(into: jax.Array, grads: jax.Array, first_row: jax.Array) -> jax.Array:
         column = matrix.offset + first_row * matrix.cols
@@ -84,7 +84,6 @@ def push_slots(
         first_row = jnp.zeros((), jnp.int32)
         grads = own(first_row, matrix.rows).reshape(num_mains, -1)
         if kernels is not None:
-            flat = slot_grads.reshape(slot_grads.shape[0], -1)
             grads, turn, carried = device_push(flat, grads, slot_expert, turn, carried, kernels)
         return store(into, grads, first_row), turn, carried
     rows = slice_rows(slot_expert.size, matrix.rows, matrix.cols, config.staging_bytes)
@@ -93,7 +92,6 @@ def push_slots(
         first_row = index * rows
         return store(into, receive(own(first_row, rows).reshape(num_mains, -1)), first_row)
 
-    flat = slot_grads.reshape(slot_grads.shape[0], -1)
     return push_slices(flat, slot_expert, axis_name, num_mains, matrix.rows // rows, add, into), turn, carried
 
 
