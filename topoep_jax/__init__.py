@@ -18,4 +18,5 @@ from topoep_jax.plan import Plan as Plan
 from topoep_jax.plan import Status as Status
 from topoep_jax.plan import solve_plan as solve_plan
 from topoep_jax.routing import Forced as Forced
+from topoep_jax.routing import Routed as Routed
 from topoep_jax.topology import Topology as Topology

@@ -20,7 +20,7 @@ def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> 
       **options: its keyword arguments but `rngs`, which linen's `params` stream replaces; and linen's own `name`.
 
     Returns:
-      A module whose call returns (y, `MoEMetrics`).
+      A module whose call returns what `topoep_jax.MoE` does: y, `MoEMetrics` and, with return_routing=True, `Routed`.
     """
     return bridge.to_linen(module.MoE, hidden, ffn, num_experts, top_k, metadata_fn=_partitioned, **options)
 

@@ -1,7 +1,7 @@
 """`MoE`, the layer as a Flax module on a device mesh (`topoep_jax.linen.MoE` is its linen form)."""
 
 from functools import partial
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -16,7 +16,7 @@ from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
 from topoep_jax.plan.reference import DEFAULT_PLANNER
-from topoep_jax.routing import Forced, as_expert_idx
+from topoep_jax.routing import Forced, Routed, as_expert_idx
 from topoep_jax.topology import Topology
 from topoep_jax.transport import Group, group
 
@@ -116,6 +116,7 @@ class MoE(nnx.Module):
             kind = CorrectionBias if name == "correction_bias" else nnx.Param
             setattr(self, name, kind(value, out_sharding=names, mesh=mesh))
 
+    @overload
     def __call__(
         self,
         x: jax.Array,
@@ -124,7 +125,31 @@ class MoE(nnx.Module):
         *,
         layer: jax.Array | int = 0,
         step: jax.Array | int = 0,
-    ) -> tuple[jax.Array, MoEMetrics]:
+        return_routing: Literal[False] = False,
+    ) -> tuple[jax.Array, MoEMetrics]: ...
+
+    @overload
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        replay: jax.Array | None = None,
+        *,
+        layer: jax.Array | int = 0,
+        step: jax.Array | int = 0,
+        return_routing: Literal[True],
+    ) -> tuple[jax.Array, MoEMetrics, Routed]: ...
+
+    def __call__(
+        self,
+        x: jax.Array,
+        mask: jax.Array | None = None,
+        replay: jax.Array | None = None,
+        *,
+        layer: jax.Array | int = 0,
+        step: jax.Array | int = 0,
+        return_routing: bool = False,
+    ) -> tuple[jax.Array, MoEMetrics] | tuple[jax.Array, MoEMetrics, Routed]:
         """Routes, plans and runs the experts.
 
         Args:
@@ -133,15 +158,16 @@ class MoE(nnx.Module):
           replay: int32 [..., K], recorded experts instead of the router's choice; negative entries are padding.
           layer: index of this layer; only forced routing reads it.
           step: index of this call; only forced routing reads it.
+          return_routing: also return what the router chose, to record it or for a balance loss.
 
         Returns:
-          [..., H] in the module's dtype, and `MoEMetrics`.
+          [..., H] in the module's dtype, `MoEMetrics` and, if asked for, `Routed`.
 
         Raises:
           ValueError: shapes; outside jit also logits that no token can be routed by, and overflow that is only flagged.
         """
         params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
-        return _apply_on_mesh(
+        y, metrics, routed = _apply_on_mesh(
             params,
             x.astype(self.dtype),
             mask,
@@ -152,7 +178,9 @@ class MoE(nnx.Module):
             mesh=self.mesh,
             axis=self.axis,
             data_axes=self.data_axes,
+            return_routing=return_routing,
         )
+        return (y, metrics) if routed is None else (y, metrics, routed)
 
 
 def _chunks_on_mesh(mesh: Mesh) -> int:
@@ -191,7 +219,8 @@ def _apply_on_mesh(
     mesh: Mesh,
     axis: str,
     data_axes: tuple[str, ...],
-) -> tuple[jax.Array, MoEMetrics]:
+    return_routing: bool,
+) -> tuple[jax.Array, MoEMetrics, Routed | None]:
     """`moe_layer` on global arrays: what both Flax modules do. x is [..., H]; mask [...]; replay [..., K]."""
     if x.ndim == 0 or x.shape[-1] != config.hidden:
         raise ValueError(f"x has shape {x.shape}, but [..., {config.hidden}] is needed: its last axis is hidden")
@@ -209,7 +238,9 @@ def _apply_on_mesh(
     index = {"layer": jnp.asarray(layer, jnp.int32), "step": jnp.asarray(step, jnp.int32)}
     # The traced layer holds its group's number, and the next group of the axis has another one.
     made = group(axis) if config.transport == "device" and config.num_slots else None
-    y, metrics = _sharded_layer(params, x, mask, replay, index, config, mesh, axis, data_axes, made)
+    y, metrics, routed = _sharded_layer(
+        params, x, mask, replay, index, config, mesh, axis, data_axes, made, return_routing
+    )
     if not isinstance(metrics.status, jax.core.Tracer) and int(metrics.status) & Status.BAD_INPUT:
         raise ValueError(
             "the router's logits hold NaN or +inf (or disable every expert of a token, or the correction bias is not"
@@ -222,10 +253,10 @@ def _apply_on_mesh(
             " out: run this batch with a layer of overflow='loop', or raise cap_factor. Under jit this does not raise"
             " but sets metrics.passes above 1"
         )
-    return y, metrics
+    return y, metrics, routed
 
 
-@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9))
+@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9, 10))
 def _sharded_layer(
     params: Params,
     x: jax.Array,
@@ -237,7 +268,8 @@ def _sharded_layer(
     axis: str,
     data_axes: tuple[str, ...],
     made: Group | None,
-) -> tuple[jax.Array, MoEMetrics]:
+    return_routing: bool,
+) -> tuple[jax.Array, MoEMetrics, Routed | None]:
     """The layer under shard_map, traced anew for each group `made` for the axis.
 
     Jitted, since eager shard_map runs one operation at a time.
@@ -264,14 +296,22 @@ def _sharded_layer(
 
     def on_rank(
         params: Params, x: jax.Array, per_token: dict[str, Any], index: dict[str, Any]
-    ) -> tuple[jax.Array, MoEMetrics]:
-        y, metrics = moe_layer(params, x, axis_name=axis, config=config, **per_token, **index)
-        return y, merge_over(metrics, data_axes)
+    ) -> tuple[jax.Array, MoEMetrics, Routed | None]:
+        y, metrics, routed = moe_layer(
+            params, x, axis_name=axis, config=config, **per_token, **index, return_routing=True
+        )
+        return y, merge_over(metrics, data_axes), routed if return_routing else None
 
     # Metrics are equal on all ranks by construction, which the type system cannot see: check_vma must be off.
-    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=(P(groups), P()), check_vma=False)
-    y, metrics = mapped(*inputs)
-    return lax.reshape(y, x.shape, out_sharding=jax.typeof(x).sharding if explicit else None), metrics
+    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=(P(groups), P(), P(groups)), check_vma=False)
+    y, metrics, routed = mapped(*inputs)
+
+    def unflat(value: jax.Array) -> jax.Array:
+        # The sharding of x fits: it has as many axes, and its last one is whole.
+        shape = (*x.shape[:-1], value.shape[-1])
+        return lax.reshape(value, shape, out_sharding=jax.typeof(x).sharding if explicit else None)
+
+    return unflat(y), metrics, jax.tree.map(unflat, routed)
 
 
 def _per_token(name: str, value: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:

@@ -3,7 +3,7 @@
 `moe_layer` is the function for your own shard_map or pmap; `topoep_jax.module` places it on a mesh as a Flax module.
 """
 
-from typing import Any
+from typing import Any, Literal, overload
 
 import jax
 import jax.numpy as jnp
@@ -25,6 +25,7 @@ Params = dict[str, Any]
 _PLANNER_STREAM = 1
 
 
+@overload
 def moe_layer(
     params: Params,
     x: jax.Array,
@@ -35,7 +36,37 @@ def moe_layer(
     replay: jax.Array | None = None,
     layer: jax.Array | int = 0,
     step: jax.Array | int = 0,
-) -> tuple[jax.Array, MoEMetrics]:
+    return_routing: Literal[False] = False,
+) -> tuple[jax.Array, MoEMetrics]: ...
+
+
+@overload
+def moe_layer(
+    params: Params,
+    x: jax.Array,
+    *,
+    axis_name: str,
+    config: LayerConfig,
+    mask: jax.Array | None = None,
+    replay: jax.Array | None = None,
+    layer: jax.Array | int = 0,
+    step: jax.Array | int = 0,
+    return_routing: Literal[True],
+) -> tuple[jax.Array, MoEMetrics, routing.Routed]: ...
+
+
+def moe_layer(
+    params: Params,
+    x: jax.Array,
+    *,
+    axis_name: str,
+    config: LayerConfig,
+    mask: jax.Array | None = None,
+    replay: jax.Array | None = None,
+    layer: jax.Array | int = 0,
+    step: jax.Array | int = 0,
+    return_routing: bool = False,
+) -> tuple[jax.Array, MoEMetrics] | tuple[jax.Array, MoEMetrics, routing.Routed]:
     """One MoE layer on one rank; call it inside shard_map or pmap over `axis_name`.
 
     In your own shard_map, `jax.shard_map(f, mesh=mesh, in_specs=({"w": P("ep"), "router": P()}, P("ep")),
@@ -55,11 +86,13 @@ def moe_layer(
       replay: int32 [T, K], recorded experts to use instead of the router's choice; negative entries are padding.
       layer: index of this layer; only forced routing reads it.
       step: index of this call; only forced routing reads it.
+      return_routing: also return what the router chose, to record it or for a balance loss.
 
     Returns:
-      [T, H] in the dtype of `x`, and the metrics, equal on every rank. Where `metrics.status` holds `Status.BAD_INPUT`
-      (a NaN among the logits of any rank, say) nothing was routed and y is that of the shared experts alone: stop.
-      With `config.overflow` = "flag", y is incomplete where `metrics.passes` > 1: run the batch again with "loop".
+      [T, H] in the dtype of `x`; the metrics, equal on every rank; if asked for, this rank's `Routed`. Where
+      `metrics.status` holds `Status.BAD_INPUT` (a NaN among the logits of any rank, say) nothing was routed and y is
+      that of the shared experts alone: stop. With `config.overflow` = "flag", y is incomplete where `metrics.passes` >
+      1: run the batch again with "loop".
 
     Raises:
       ValueError: shapes that disagree with `config`, or an axis of another size.
@@ -97,7 +130,7 @@ def moe_layer(
         y = y + _shared_experts(params, x)
     extent = measure_extent(config, quota, num_assignments)
     drops = config.overflow == "drop"
-    return y, measure(
+    metrics = measure(
         omega,
         plan,
         config.topology,
@@ -105,6 +138,7 @@ def moe_layer(
         overflow_rows=extent.overflow_rows,
         dropped_rows=extent.overflow_rows if drops else jnp.zeros_like(extent.overflow_rows),
     )
+    return (y, metrics, routing.Routed(chosen.expert_idx, logits)) if return_routing else (y, metrics)
 
 
 def solve_layer_plan(config: LayerConfig, omega: jax.Array | np.ndarray, num_assignments: int) -> Plan:

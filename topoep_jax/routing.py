@@ -29,6 +29,18 @@ class Routing(NamedTuple):
     """f32 [T, K]: factor of the expert's output; 0 where `expert_idx` is -1."""
 
 
+class Routed(NamedTuple):
+    """What a layer did with its tokens: to record, to replay, and to make a loss of.
+
+    The leading axes are those of the layer's x.
+    """
+
+    expert_idx: jax.Array
+    """int32 [..., K]: expert of each assignment; -1 is padding. What `replay` takes."""
+    logits: jax.Array
+    """f32 [..., E]: the router's logits that the choice was made from, forced ones where routing is forced."""
+
+
 def qwen3(logits: jax.Array, top_k: int, *, expert_idx: jax.Array | None = None, renormalize: bool = True) -> Routing:
     """Softmax over the experts, top-k, weights renormalised over the k (Qwen3-MoE).
 
