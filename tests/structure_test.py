@@ -20,7 +20,7 @@ ORDER = [
     ["_compat", "topology"],
     ["_pallas", "_arrays"],
     ["routing forced_routing", "shapes"],
-    ["demand", "synthetic"],
+    ["balance", "demand", "synthetic"],
     ["_cuda_build"],
     ["plan _native _cuda"],
     ["config", "measure", "metrics", "trace"],

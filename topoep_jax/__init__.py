@@ -4,6 +4,7 @@ Per layer and microbatch: routing -> demand -> plan -> transfer | dispatch -> ex
 with `moe_layer` inside your own shard_map or pmap, or with `solve_plan` alone to study planners.
 """
 
+from topoep_jax import balance as balance
 from topoep_jax import linen as linen
 from topoep_jax.config import LayerConfig as LayerConfig
 from topoep_jax.dispatch import as_triple as as_triple
