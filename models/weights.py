@@ -2,7 +2,13 @@
 
 A `Weight` says of one parameter which tensors of the checkpoint it is made of, and its layout says where each of them
 lies in it, as views of the parameter's memory: assigning to the views imports, reading them exports. Each model file
-ends with its table, `weights(config)`, and with `ignored(config)`, what checkpoints hold that the model does not.
+ends with its table and with what checkpoints hold that the model does not, as regular expressions of whole names:
+
+    def weights(config: Qwen3MoEConfig) -> list[Weight]:
+        return decoder(config, grouped_query(config))
+
+    def ignored(config: Qwen3MoEConfig) -> tuple[str, ...]:
+        return (ROTARY,)
 
     >>> import numpy as np
     >>> kernel = np.zeros((2, 6))  # [inputs, 2 * outputs]
@@ -18,6 +24,9 @@ from collections.abc import Callable, Sequence
 from typing import NamedTuple, Protocol
 
 import numpy as np
+
+ROTARY = r"model\.layers\.\d+\.self_attn\.rotary_emb\.inv_freq"
+"""For `ignored`: rotary frequencies, which old checkpoints hold and the config says."""
 
 Layout = Callable[[np.ndarray], tuple[np.ndarray, ...]]
 """From one layer's parameter (of experts: one expert's) to a view of it for each tensor, in that tensor's shape."""
