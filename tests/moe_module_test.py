@@ -15,7 +15,7 @@ import topoep_jax
 from tests.dense import dense_layer
 from tests.moe_test import NODES, Scenario, error, layer, make_inputs, run_on_mesh, with_gradients
 from tests.moe_test import Program as LayerProgram
-from topoep_jax import Forced, LayerConfig, MoE, Status, Topology, init_params, moe_layer
+from topoep_jax import Forced, LayerConfig, MoE, Routed, Status, Topology, balance, init_params, moe_layer
 
 MESH = Mesh(np.array(jax.devices()[:8]), ("ep",))
 SIZES = {"hidden": 16, "ffn": 8, "num_experts": 16, "top_k": 3}
@@ -48,9 +48,12 @@ def dense_of(moe, x, chosen):
 def test_nnx_module_on_a_batch_of_sequences_with_a_mask():
     moe, x = make_moe(), tokens(8, 5)
     mask = jnp.asarray(np.random.default_rng(1).random((8, 5)) < 0.7)
-    y, metrics = nnx.jit(lambda moe, x: moe(x, mask))(moe, x)
-    want = dense_of(moe, jnp.where(mask[..., None], x, 0), choices(moe, x, mask))
+    y, metrics, routed = nnx.jit(lambda moe, x: moe(x, mask, return_routing=True))(moe, x)
+    valid = jnp.where(mask[..., None], x, 0)
+    want = dense_of(moe, valid, choices(moe, x, mask))
     assert error(y, want) <= 2e-5
+    np.testing.assert_array_equal(routed.expert_idx.reshape(40, -1), choices(moe, x, mask))
+    np.testing.assert_allclose(routed.logits, valid @ moe.router[...], atol=1e-5)
     assert metrics.expert_load.sum() == mask.sum() * SIZES["top_k"]
     assert metrics.imbalance <= metrics.imbalance_before
     assert metrics.replica > 0
@@ -80,10 +83,9 @@ def test_linen_module_equals_the_nnx_module():
     assert set(variables["params"]) == {"w", "router"}
     values = {"router": moe.router[...], "w": moe.w[...]}
     shaped = jax.tree.unflatten(jax.tree.structure(variables["params"]), jax.tree.leaves(values))
-    y, metrics = jax.jit(linen.apply)({**variables, "params": shaped}, x)
-    want, want_metrics = nnx.jit(lambda moe, x: moe(x))(moe, x)
-    np.testing.assert_array_equal(y, want)
-    jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
+    got = jax.jit(lambda *args: linen.apply(*args, return_routing=True))({**variables, "params": shaped}, x)
+    want = nnx.jit(lambda moe, x: moe(x, return_routing=True))(moe, x)
+    jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
 @pytest.mark.parametrize("axis_types", ["auto", "explicit"])
@@ -94,8 +96,8 @@ def test_data_parallel_groups_plan_on_their_own_and_share_gradients(axis_types):
     x = tokens(8, 6)
 
     def loss(moe, x):
-        y, metrics = moe(x)
-        return (y**2).sum(), (y, metrics)
+        y, metrics, routed = moe(x, return_routing=True)
+        return (y**2).sum() + 100 * balance.expert_loss(routed), (y, metrics)
 
     (_, (y, metrics)), grads = nnx.jit(nnx.value_and_grad(loss, has_aux=True))(moe, x)
     # Off the mesh, whose explicit axes would ask the reference for shardings of its own.
@@ -103,7 +105,9 @@ def test_data_parallel_groups_plan_on_their_own_and_share_gradients(axis_types):
     chosen = jax.lax.top_k(x.reshape(48, 16) @ params["router"], SIZES["top_k"])[1].astype(jnp.int32)
 
     def dense_loss(params, x):
-        return (dense_layer(params, x.reshape(-1, 16), moe.config, chosen) ** 2).sum()
+        x = x.reshape(-1, 16)
+        uneven = balance.expert_loss(Routed(chosen, x @ params["router"]))
+        return (dense_layer(params, x, moe.config, chosen) ** 2).sum() + 100 * uneven
 
     want = jax.grad(dense_loss)(params, x)
     assert error(y.reshape(48, 16), dense_layer(params, x.reshape(48, 16), moe.config, chosen)) <= 2e-5
@@ -375,8 +379,8 @@ def test_explicit_mesh_with_a_sharded_inner_token_axis():
     mesh = Mesh(np.array(jax.devices()[:8]), ("ep",), axis_types=(jax.sharding.AxisType.Explicit,))
     moe, x = make_moe(mesh), tokens(2, 8)
     sharded = jax.device_put(x, jax.sharding.NamedSharding(mesh, P(None, "ep")))
-    y, _ = nnx.jit(lambda moe, x: moe(x))(moe, sharded)
-    assert y.sharding.spec[:2] == (None, "ep")
+    y, _, routed = nnx.jit(lambda moe, x: moe(x, return_routing=True))(moe, sharded)
+    assert y.sharding.spec[:2] == routed.expert_idx.sharding.spec[:2] == (None, "ep")
     want, _ = nnx.jit(lambda moe, x: moe(x))(make_moe(), x)
     np.testing.assert_array_equal(y, want)
 

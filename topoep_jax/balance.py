@@ -20,13 +20,15 @@ class _Shares(NamedTuple):
     """Of each group of tokens that is balanced by itself."""
 
     used: jax.Array
-    """bool [N, T, E]: whether a token goes to an expert."""
+    """bool [..., S, E]: whether a token goes to an expert."""
+    axes: tuple[int, ...]
+    """Those axes of `used` whose tokens share a balance; N below are the others."""
     frequency: jax.Array
-    """f32 [N, E]: assignments to an expert in units of their mean over the experts."""
+    """f32 [N..., E]: assignments to an expert in units of their mean over the experts."""
     probability: jax.Array
-    """f32 [N, E]: mean score of an expert, the only part with a gradient."""
+    """f32 [N..., E]: mean score of an expert, the only part with a gradient."""
     tokens: jax.Array
-    """f32 [N]: tokens that are no padding."""
+    """f32 [N...]: tokens that are no padding."""
 
 
 def expert_loss(routed: Routed, *, score: Score = "softmax", over: Over = "batch") -> jax.Array:
@@ -85,8 +87,8 @@ def communication_loss(routed: Routed, *, num_groups: int, topk_group: int, over
       ValueError: num_groups does not divide E.
     """
     shares = _shares(routed, "softmax", over)
-    visits = _grouped(shares.used, num_groups).any(axis=-1).sum(axis=1, dtype=jnp.int32).astype(jnp.float32)
-    frequency = visits * (num_groups / topk_group) / jnp.maximum(shares.tokens, 1)[:, None]
+    visits = _grouped(shares.used, num_groups).any(axis=-1).sum(axis=shares.axes, dtype=jnp.int32)
+    frequency = visits.astype(jnp.float32) * (num_groups / topk_group) / jnp.maximum(shares.tokens, 1)[..., None]
     probability = _grouped(shares.probability, num_groups).sum(axis=-1)
     return _mean(shares, (frequency * probability).sum(axis=-1))
 
@@ -118,22 +120,21 @@ def update_correction_bias(bias: jax.Array, expert_load: jax.Array, rate: float)
 
 def _shares(routed: Routed, score: Score, over: Over) -> _Shares:
     top_k, num_experts = routed.expert_idx.shape[-1], routed.logits.shape[-1]
-    length = routed.logits.shape[-2] if over == "sequence" else routed.logits.size // num_experts
-    expert_idx = routed.expert_idx.reshape(-1, length, top_k)
-    logits = routed.logits.astype(jnp.float32).reshape(-1, length, num_experts)
+    logits = routed.logits.astype(jnp.float32)
     scores = jax.nn.softmax(logits, axis=-1) if score == "softmax" else jax.nn.sigmoid(logits)
     if score == "sigmoid":
         scores = scores / (scores.sum(axis=-1, keepdims=True) + 1e-20)
-    valid = (expert_idx >= 0).any(axis=-1)
-    tokens = valid.sum(axis=1, dtype=jnp.int32).astype(jnp.float32)
-    used = jax.nn.one_hot(expert_idx, num_experts, dtype=jnp.bool_).any(axis=2)
-    assigned = used.sum(axis=1, dtype=jnp.int32).astype(jnp.float32)
-    some = jnp.maximum(tokens, 1)[:, None]
+    valid = (routed.expert_idx >= 0).any(axis=-1, keepdims=True)
+    used = jax.nn.one_hot(routed.expert_idx, num_experts, dtype=jnp.bool_).any(axis=-2)
+    axes = tuple(range(logits.ndim - 1)) if over == "batch" else (logits.ndim - 2,)
+    tokens = valid.sum(axis=axes, dtype=jnp.int32).astype(jnp.float32)
+    some = jnp.maximum(tokens, 1)
     return _Shares(
         used=used,
-        frequency=assigned * (num_experts / top_k) / some,
-        probability=jnp.where(valid[..., None], scores, 0.0).sum(axis=1) / some,
-        tokens=tokens,
+        axes=axes,
+        frequency=used.sum(axis=axes, dtype=jnp.int32).astype(jnp.float32) * (num_experts / top_k) / some,
+        probability=jnp.where(valid, scores, 0.0).sum(axis=axes) / some,
+        tokens=tokens[..., 0],
     )
 
 
