@@ -4,7 +4,9 @@ Tests take submeshes of 1, 2, 8 or 32 devices. The environment is set before JAX
 """
 
 import ctypes
+import importlib.util
 import os
+import sys
 
 from tests.xla_flags import xla_flags
 
@@ -29,6 +31,7 @@ hypothesis.settings.load_profile("repeatable")
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-cuda", action="store_true", help="where a CUDA package is missing, fail")
+    parser.addoption("--transformers-python", help="an interpreter that has torch and transformers (tests/parity)")
 
 
 @pytest.fixture(scope="session")
@@ -51,6 +54,16 @@ def aot(request: pytest.FixtureRequest, cuda_library: ctypes.CDLL):
         return Compiler()
     except ImportError as error:
         return give_up(request, error)
+
+
+@pytest.fixture(scope="session")
+def transformers_python(request: pytest.FixtureRequest) -> str:
+    """An interpreter that has torch and transformers: the one that is named, else this one."""
+    if named := request.config.getoption("--transformers-python"):
+        return named
+    if not all(map(importlib.util.find_spec, ("torch", "transformers"))):
+        pytest.skip("torch and transformers are not installed, and --transformers-python names no other interpreter")
+    return sys.executable
 
 
 def give_up(request: pytest.FixtureRequest, error: ImportError):

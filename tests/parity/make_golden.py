@@ -4,6 +4,7 @@
     python -m tests.parity.make_golden --check          computes them anew and compares
     python -m tests.parity.make_golden --check --folders DIR
                                                         from checkpoints DIR/<variant>, which must hold the same weights
+    python -m tests.parity.make_golden --save DIR       writes the checkpoints as transformers does, to DIR/<variant>
 
 Needs torch, transformers 5 and safetensors, from the root of the checkout; no JAX, and nothing is downloaded. A golden
 file holds, all in f32 unless said: logits [batch, length, vocab], 0 on padding; experts uint8 [MoE layers, batch,
@@ -151,6 +152,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--check", action="store_true", help="compare with the files, and write none")
     parser.add_argument("--folders", type=Path, metavar="DIR", help="folder of checkpoints named as the variants")
+    parser.add_argument("--save", type=Path, metavar="DIR", help="write checkpoints, and no golden files")
     arguments = parser.parse_args()
     if arguments.folders and not arguments.check:
         parser.error("--folders needs --check: golden files come from variants.py alone")
@@ -163,6 +165,9 @@ def main() -> None:
             folder = arguments.folders / variant.name if arguments.folders else Path(scratch)
             if not arguments.folders:
                 variants.write_folder(folder, variant)
+            if arguments.save:
+                load(variant, folder).save_pretrained(arguments.save / variant.name, max_shard_size="50KB")
+                continue
             golden = compute(variant, folder)
         if arguments.check:
             with np.load(variant.golden) as stored:
