@@ -249,7 +249,7 @@ def test_bad_flags(capsys, arguments, message):
         (("--skew=-1",), "belongs to synthetic demand, not to a --trace"),
         (("--tokens=1",), "belongs to synthetic demand, not to a --trace"),
         (("--seeds=3",), "--seeds=3, but"),
-        (("--experts=9",), "omega has 8 experts, but 9 were asked for"),
+        (("--experts=9",), "has 8 experts, but 9 were asked for"),
         (("--hidden=100000000000",), "check the units"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
@@ -265,7 +265,7 @@ def test_a_trace_needs_a_topology_and_sizes(capsys, tmp_path):
     assert "--hidden and --ffn" in error(capsys, name, trace, "--domains=2")
     np.save(tmp_path / "seven.npy", np.ones((3, 7), int))
     command = ("plan", f"--trace={tmp_path / 'seven.npy'}", "--domains=1", "--hidden=8", "--ffn=8")
-    assert "num_experts=7 is not divisible by the 3 ranks" in error(capsys, *command)
+    assert "7 experts on 3 ranks: their number must be a multiple of 3" in error(capsys, *command)
 
 
 def test_as_a_program():

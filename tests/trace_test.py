@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from topoep_jax.trace import read_trace
+from topoep_jax.traces import read_trace
 
 IDX = np.array([[[0, 1], [1, 5]], [[-1, -1], [5, 0]]], np.int32)  # 2 ranks x 2 tokens x 2 experts
 OMEGA = np.array([[1, 2, 0, 0, 0, 1], [1, 0, 0, 0, 0, 1]])
@@ -31,7 +31,7 @@ def test_leading_axes_are_samples(tmp_path):
         ("t.npy", {"omega": OMEGA * 1.0}, None, "dtype float64, but a trace holds integers"),
         ("t.npy", {"omega": OMEGA[0]}, None, r"shape \(6,\), expected \[..., R, E\]"),
         ("t.npy", {"omega": OMEGA[:, :0]}, None, "none of them 0"),
-        ("t.npy", {"omega": OMEGA}, 8, "omega has 6 experts, but 8 were asked for"),
+        ("t.npy", {"omega": OMEGA}, 8, "has 6 experts, but 8 were asked for"),
         ("t.npy", {"omega": OMEGA - 1}, None, r"omega\[0, 2\]=-1 of sample 0 is negative"),
         ("t.npz", {"expert_idx": IDX}, None, "does not say how many experts"),
         ("t.npz", {"expert_idx": IDX}, 5, "names expert 5, but there are 5"),
@@ -84,5 +84,5 @@ def test_damaged_files_are_named(tmp_path):
 @pytest.mark.parametrize("experts", [10**12, 99_999_999, 9])
 def test_experts_are_checked_before_memory_is_taken(tmp_path, experts):
     np.savez(tmp_path / "few.npz", expert_idx=np.zeros((8, 4, 2), int))
-    with pytest.raises(ValueError, match="experts on 8 ranks: give a multiple of 8"):
+    with pytest.raises(ValueError, match="experts on 8 ranks: their number must be a multiple of 8"):
         read_trace(tmp_path / "few.npz", num_experts=experts)

@@ -21,3 +21,5 @@ from topoep_jax.plan import solve_plan as solve_plan
 from topoep_jax.routing import Forced as Forced
 from topoep_jax.routing import Routed as Routed
 from topoep_jax.topology import Topology as Topology
+from topoep_jax.traces import TraceWriter as TraceWriter
+from topoep_jax.traces import open_trace as open_trace

@@ -133,10 +133,12 @@ def _tell(study: Study, sample: Sample, planner: str) -> Story:
         remarks.append("planner none copies nothing: no copy was looked for")
     elif after.num_replicas == 0:
         remarks.append("nothing is copied: no copy was found that pays")
-    skew = "" if sample.skew is None else f"skew {sample.skew:g}, "
-    sampled = "sample" if sample.skew is None else "seed"
+    if study.samples_of_trace is None:
+        sampled = f"skew {sample.skew:g}, seed {sample.seed}"
+    else:
+        sampled = study.samples_of_trace[sample.seed]
     return Story(
-        title=f"{study.name}, {skew}{sampled} {sample.seed}, planner {planner}",
+        title=f"{study.name}, {sampled}, planner {planner}",
         remarks=remarks,
         setting=study.describe(),
         problem=problem,

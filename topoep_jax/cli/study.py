@@ -18,7 +18,7 @@ from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
 from topoep_jax.topology import Topology
-from topoep_jax.trace import read_trace
+from topoep_jax.traces import TraceInfo, open_trace
 
 HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
 _MAX_SKEW = 1e6
@@ -55,7 +55,7 @@ class Study:
       objective: key of `OBJECTIVES`.
       effort: one of `EFFORTS`.
       pulls: key of `CostModel.pulls`.
-      num_samples: of a trace; None where seeds have no end.
+      samples_of_trace: name of each sample of a trace; None where seeds have no end.
       draw: (skews, seed) -> demand of each skew.
     """
 
@@ -66,7 +66,7 @@ class Study:
     objective: str
     effort: str
     pulls: str
-    num_samples: int | None
+    samples_of_trace: Sequence[str] | None
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]]
 
     def samples(self, skews: Sequence[float], seeds: Sequence[int]) -> Iterator[Sample]:
@@ -74,6 +74,11 @@ class Study:
         for seed in seeds:
             for skew, omega in self.draw(skews, seed).items():
                 yield Sample(skew, seed, omega, self._problem(omega))
+
+    @property
+    def num_samples(self) -> int | None:
+        """Of a trace; None where seeds have no end."""
+        return None if self.samples_of_trace is None else len(self.samples_of_trace)
 
     def _problem(self, omega: np.ndarray) -> Problem:
         layer = self.layer
@@ -115,12 +120,13 @@ def define() -> flags.FlagValues:
     text(
         "trace",
         None,
-        "file of recorded demand: .npy with omega [..., R, E], or .npz with omega or expert_idx [.., T, K]",
+        "file of recorded routing: a TraceWriter's (--record_routing of the trainer); or .npy with omega [..., R, E],"
+        " or .npz with omega or expert_idx [..., R, T, K]",
     )
-    count("domains", None, "with --trace: equal domains of neighbouring ranks (default: those of --model)")
-    count("experts", None, "with --trace: number of experts, where the file holds expert_idx and no --model is given")
-    count("hidden", None, "with --trace: width of a token (default: that of --model)")
-    count("ffn", None, "with --trace: inner width of an expert (default: that of --model)")
+    count("domains", None, "with --trace: equal domains of neighbouring ranks (default: --model's, or the file's)")
+    count("experts", None, "with --trace: number of experts, where file and --model do not say it")
+    count("hidden", None, "with --trace: width of a token (default: --model's, or the file's)")
+    count("ffn", None, "with --trace: inner width of an expert (default: --model's, or the file's)")
     count("tokens", 4096, "tokens per rank of synthetic demand")
     flags.DEFINE_enum(
         "router",
@@ -187,33 +193,45 @@ def from_flags(values: flags.FlagValues) -> Study:
 
 
 def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
-    if not pathlib.Path(values.trace).is_file():
+    file = pathlib.Path(values.trace)
+    if not file.is_file():
         raise ValueError(f"--trace={values.trace}: there is no such file")
-    demand = read_trace(values.trace, values.experts or (shape.num_experts if shape else None))
-    _, num_ranks, num_experts = demand.shape
+    with open_trace(file, values.experts or (shape.num_experts if shape else None)) as trace:
+        info, steps, cut_off = trace.info, trace.steps, trace.cut_off
+        demand = np.concatenate([trace.omega(microbatch) for microbatch in range(len(trace))])
     totals = [int(omega.sum()) for omega in demand]
     if max(totals) > MAX_ROWS:
         raise ValueError(f"--trace={values.trace} has a sample of {max(totals)} rows, not below 2^31: split it")
-    if values.domains is not None:
-        if num_ranks % values.domains:
-            raise ValueError(f"--domains={values.domains} does not divide the {num_ranks} ranks of {values.trace}")
-        topology = Topology.uniform(values.domains, num_ranks // values.domains)
-    elif shape is not None and shape.topology.num_ranks == num_ranks:
-        topology = shape.topology
-    else:
-        raise ValueError(f"--domains is missing: {values.trace} has {num_ranks} ranks, in how many domains?")
-    hidden = values.hidden or (shape.hidden if shape else None)
-    ffn = values.ffn or (shape.ffn if shape else None)
+    topology = _topology_of_trace(values, info, shape)
+    hidden = values.hidden or (shape.hidden if shape else info.hidden)
+    ffn = values.ffn or (shape.ffn if shape else info.ffn)
     if hidden is None or ffn is None:
         raise ValueError("--hidden and --ffn, or a --model that has them, are missing: rows and experts have a size")
-    traced = Shape(hidden, ffn, num_experts, 1, topology)
+    traced = Shape(hidden, ffn, info.num_experts, 1, topology)
 
     def draw(skews: Sequence[float | None], seed: int) -> Mapping[float | None, np.ndarray]:
         return {None: demand[seed]}
 
-    name = values.model or pathlib.Path(values.trace).name
-    workload = f"{sum(totals) / len(totals) / num_ranks:,.0f} rows per rank, from {pathlib.Path(values.trace).name}"
-    return _study(values, name, workload, traced, len(demand), draw)
+    samples = [f"sample {sample}" for sample in range(len(demand))]
+    if len(info.layers) > 1:
+        places = [f"step {step}, layer {layer}" for step in steps for layer in info.layers]
+        samples = [f"{sample} ({place})" for sample, place in zip(samples, places, strict=True)]
+    workload = f"{sum(totals) / len(totals) / info.num_ranks:,.0f} rows per rank, from {file.name}"
+    workload += f", cut off after {plural(len(steps), 'microbatch', 'microbatches')}" * cut_off
+    return _study(values, values.model or info.model or file.name, workload, traced, samples, draw)
+
+
+def _topology_of_trace(values: flags.FlagValues, info: TraceInfo, shape: Shape | None) -> Topology:
+    """Domains as --domains asks for them, else the model's, else as recorded."""
+    if values.domains is not None:
+        if info.num_ranks % values.domains:
+            raise ValueError(f"--domains={values.domains} does not divide the {info.num_ranks} ranks of {values.trace}")
+        return Topology.uniform(values.domains, info.num_ranks // values.domains)
+    if shape is not None and shape.topology.num_ranks == info.num_ranks:
+        return shape.topology
+    if info.topology is not None:
+        return info.topology
+    raise ValueError(f"--domains is missing: {values.trace} has {info.num_ranks} ranks, in how many domains?")
 
 
 def _study(
@@ -221,7 +239,7 @@ def _study(
     name: str,
     workload: str,
     shape: Shape,
-    num_samples: int | None,
+    samples_of_trace: Sequence[str] | None,
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]],
 ) -> Study:
     hardware = _hardware(values, shape.topology.num_ranks)
@@ -238,7 +256,7 @@ def _study(
         hardware=hardware,
     )
     capped = values.cap_factor is not None
-    return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, num_samples, draw)
+    return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, samples_of_trace, draw)
 
 
 def _hardware(values: flags.FlagValues, num_ranks: int) -> Hardware:
