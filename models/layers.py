@@ -1,4 +1,4 @@
-"""The parts every decoder shares: norm, embedding and projection, each with f32 masters and a chosen compute dtype."""
+"""The parts every decoder shares: norm, embedding, projection and dense block, each with a chosen compute dtype."""
 
 import jax
 import jax.numpy as jnp
@@ -17,8 +17,7 @@ class RMSNorm(nnx.Module):
         """Normalises x [..., size]."""
         wide = x.astype(jnp.float32)
         wide = wide * jax.lax.rsqrt(jnp.mean(jnp.square(wide), axis=-1, keepdims=True) + self.eps)
-        scale = self.scale[...].astype(jnp.float32).reshape((1,) * (x.ndim - 1) + (-1,))
-        return (wide * scale).astype(x.dtype)
+        return (wide * _along_last(self.scale[...].astype(jnp.float32), x.ndim)).astype(x.dtype)
 
 
 class Embedding(nnx.Module):
@@ -34,16 +33,51 @@ class Embedding(nnx.Module):
         """Looks up tokens, int32 [...]: [..., hidden] in the compute dtype."""
         return jnp.take(self.table[...], tokens, axis=0).astype(self.dtype)
 
+    def scores(self, x: jax.Array) -> jax.Array:
+        """The table as output layer, where it is tied: [..., hidden] -> [..., vocab] in the compute dtype."""
+        return jnp.matmul(x.astype(self.dtype), self.table[...].astype(self.dtype).T)
+
 
 class Projection(nnx.Module):
-    """Linear map without bias, [..., inputs] -> [..., outputs]."""
+    """Linear map [..., inputs] -> [..., outputs], with a bias if asked for."""
 
     def __init__(
-        self, inputs: int, outputs: int, *, dtype: DTypeLike, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        bias: bool = False,
+        dtype: DTypeLike,
+        param_dtype: DTypeLike = jnp.float32,
+        rngs: nnx.Rngs,
     ) -> None:
         self.dtype = dtype
         self.kernel = nnx.Param(nnx.initializers.lecun_normal()(rngs.params(), (inputs, outputs), param_dtype))
+        if bias:
+            self.bias = nnx.Param(jnp.zeros((outputs,), param_dtype))
 
     def __call__(self, x: jax.Array) -> jax.Array:
         """Maps x [..., inputs] to [..., outputs] in the compute dtype."""
-        return jnp.matmul(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        y = jnp.matmul(x.astype(self.dtype), self.kernel[...].astype(self.dtype))
+        return y + _along_last(self.bias[...].astype(self.dtype), y.ndim) if hasattr(self, "bias") else y
+
+
+class SwiGLU(nnx.Module):
+    """The dense block: down(silu(gate(x)) * up(x)), the activation in f32 as in the experts."""
+
+    def __init__(
+        self, hidden: int, ffn: int, *, dtype: DTypeLike, param_dtype: DTypeLike = jnp.float32, rngs: nnx.Rngs
+    ) -> None:
+        self.gate = Projection(hidden, ffn, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.up = Projection(hidden, ffn, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+        self.down = Projection(ffn, hidden, dtype=dtype, param_dtype=param_dtype, rngs=rngs)
+
+    def __call__(self, x: jax.Array) -> jax.Array:
+        """Maps x [..., hidden] to the same shape in the compute dtype."""
+        gate, up = self.gate(x).astype(jnp.float32), self.up(x).astype(jnp.float32)
+        return self.down(jax.nn.silu(gate) * up)
+
+
+def _along_last(vector: jax.Array, ndim: int) -> jax.Array:
+    """A vector as an array of `ndim` axes: implicit broadcasting is refused where rank promotion is an error."""
+    return vector.reshape((1,) * (ndim - 1) + (-1,))

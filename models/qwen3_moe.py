@@ -1,40 +1,37 @@
-"""Qwen3-MoE: its shapes, the model in order of execution, and where each parameter lives on the mesh.
+"""Qwen3-MoE: grouped-query attention with normed heads, experts in every layer, softmax routing.
 
-All layers are alike, so their parameters are stacked on a leading axis and one scanned body is compiled for any depth.
-Released values: the `config.json` of Qwen3-30B-A3B (Apache-2.0).
+Released values: the `config.json` of Qwen3-30B-A3B (Apache-2.0); "Qwen3 Technical Report", arXiv 2505.09388.
 """
 
 import dataclasses
-import itertools
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import jax
-import jax.numpy as jnp
-from flax import nnx
-from jax.sharding import Mesh, NamedSharding, PartitionSpec
-from jax.typing import DTypeLike
 
-from models.attention import Attention
-from models.layers import Embedding, Projection, RMSNorm
-from topoep_jax import MoE, MoEMetrics
+from models.attention import GroupedQueryAttention
+from models.config import DecoderConfig, HFConfig, grouped_query_faults
+from models.decoder import Decoder
+from models.rotary import Rotation, rotation
+from models.weights import ROTARY, Weight, decoder, grouped_query
 
 
-@dataclasses.dataclass(frozen=True)
-class Qwen3MoEConfig:
-    """Shapes of one model. `ffn` is the width of one expert."""
+@dataclasses.dataclass(frozen=True, kw_only=True)
+class Qwen3MoEConfig(DecoderConfig):
+    """Shapes of one model.
 
-    vocab: int
-    hidden: int
-    num_layers: int
-    num_heads: int
+    Attributes:
+      num_kv_heads: heads of keys and values.
+      head_dim: width of a head, all of it rotated.
+      renormalize: whether the weights of a token's experts sum to 1.
+    """
+
     num_kv_heads: int
     head_dim: int
-    ffn: int
-    num_experts: int
-    top_k: int
+    renormalize: bool = True
     rope_theta: float = 1e6
-    norm_eps: float = 1e-6
+    qk_norm: ClassVar[bool] = True
+    qkv_bias: ClassVar[bool] = False
 
     @classmethod
     def qwen3_30b_a3b(cls) -> "Qwen3MoEConfig":
@@ -49,7 +46,13 @@ class Qwen3MoEConfig:
             ffn=768,
             num_experts=128,
             top_k=8,
+            max_positions=40960,
         )
+
+    @classmethod
+    def paper(cls) -> "Qwen3MoEConfig":
+        """The released model at the depth that the TopoEP paper runs."""
+        return dataclasses.replace(cls.qwen3_30b_a3b(), num_layers=5)
 
     @classmethod
     def tiny(cls) -> "Qwen3MoEConfig":
@@ -67,140 +70,106 @@ class Qwen3MoEConfig:
             rope_theta=1e4,
         )
 
+    @classmethod
+    def from_hf(cls, config: Mapping[str, Any]) -> "Qwen3MoEConfig":
+        """Reads a Hugging Face config of model type "qwen3_moe".
 
-class DecoderLayer(nnx.Module):
-    """Attention and the expert block, each behind a norm and added to the residual stream."""
+        Raises:
+          ValueError: all that is missing or not supported.
+        """
+        hf = HFConfig(config, "qwen3_moe")
+        hf.no_scaling()
+        hf.only("decoder_sparse_step", 1)
+        hf.only("mlp_only_layers", [])
+        hf.only("attention_bias", False)
+        hf.only("use_sliding_window", False)
+        hidden, num_heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
+        values: dict[str, Any] = {
+            "vocab": hf.integer("vocab_size"),
+            "hidden": hidden,
+            "num_layers": hf.integer("num_hidden_layers"),
+            "num_heads": num_heads,
+            "num_kv_heads": hf.integer("num_key_value_heads"),
+            "head_dim": hf.integer("head_dim", default=hidden // max(num_heads, 1)),
+            "ffn": hf.integer("moe_intermediate_size"),
+            "num_experts": hf.integer("num_experts", "num_local_experts"),
+            "top_k": hf.integer("num_experts_per_tok"),
+            "renormalize": hf.flag("norm_topk_prob"),
+            "rope_theta": hf.number("rope_theta"),
+            "norm_eps": hf.number("rms_norm_eps"),
+            "tied_embeddings": hf.flag("tie_word_embeddings", default=False),
+            "max_positions": hf.integer("max_position_embeddings"),
+        }
+        hf.done()
+        return cls(**values)
 
-    def __init__(
-        self,
-        config: Qwen3MoEConfig,
-        *,
-        mesh: Mesh,
-        axis: str,
-        moe_options: Mapping[str, Any],
-        dtype: DTypeLike,
-        param_dtype: DTypeLike,
-        rngs: nnx.Rngs,
-    ) -> None:
-        dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
-        self.attention_norm = RMSNorm(config.hidden, eps=config.norm_eps, param_dtype=param_dtype)
-        self.attention = Attention(
+    def to_hf(self) -> dict[str, Any]:
+        """The Hugging Face config, but for the dtype of a checkpoint."""
+        return {
+            "model_type": "qwen3_moe",
+            "architectures": ["Qwen3MoeForCausalLM"],
+            "hidden_act": "silu",
+            "vocab_size": self.vocab,
+            "hidden_size": self.hidden,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "moe_intermediate_size": self.ffn,
+            "num_experts": self.num_experts,
+            "num_experts_per_tok": self.top_k,
+            "norm_topk_prob": self.renormalize,
+            "rope_theta": self.rope_theta,
+            "rms_norm_eps": self.norm_eps,
+            "tie_word_embeddings": self.tied_embeddings,
+            "max_position_embeddings": self.max_positions,
+            "attention_bias": False,
+            "decoder_sparse_step": 1,
+            "mlp_only_layers": [],
+        }
+
+    def faults(self) -> list[str]:
+        """What is wrong with the values."""
+        faults = [
+            *super().faults(),
+            *grouped_query_faults(self.num_heads, self.num_kv_heads, self.head_dim, self.head_dim),
+        ]
+        for name in ("dense_layers", "shared_ffn"):
+            if getattr(self, name):
+                faults.append(f"{name}={getattr(self, name)} must be 0: Qwen3-MoE has none")
+        return faults
+
+
+class Qwen3MoE(Decoder[Qwen3MoEConfig]):
+    """Qwen3-MoE; see `Decoder`."""
+
+    def attention(self, config: Qwen3MoEConfig, **common: Any) -> GroupedQueryAttention:
+        """Attention of a layer."""
+        return GroupedQueryAttention(
             config.hidden,
             config.num_heads,
             config.num_kv_heads,
             config.head_dim,
-            rope_theta=config.rope_theta,
+            qk_norm=config.qk_norm,
+            qkv_bias=config.qkv_bias,
             norm_eps=config.norm_eps,
-            **dtypes,
-            rngs=rngs,
-        )
-        self.moe_norm = RMSNorm(config.hidden, eps=config.norm_eps, param_dtype=param_dtype)
-        self.moe = MoE(
-            config.hidden,
-            config.ffn,
-            config.num_experts,
-            config.top_k,
-            mesh=mesh,
-            axis=axis,
-            router="qwen3",
-            **moe_options,
-            **dtypes,
-            rngs=rngs,
+            **common,
         )
 
-    def __call__(self, x: jax.Array, *, layer: jax.Array, step: jax.Array) -> tuple[jax.Array, MoEMetrics]:
-        """Maps x [batch, length, hidden] to the same shape, and tells what the planner did."""
-        x = x + self.attention(self.attention_norm(x))
-        update, metrics = self.moe(self.moe_norm(x), layer=layer, step=step)
-        return x + update, metrics
+    def router(self, config: Qwen3MoEConfig) -> dict[str, Any]:
+        """Softmax, top-k, renormalised."""
+        return {"router": "qwen3", "router_options": {"renormalize": config.renormalize}}
+
+    def rotation(self, config: Qwen3MoEConfig, positions: jax.Array) -> Rotation:
+        """Every coordinate is rotated."""
+        return rotation(positions, config.head_dim, config.rope_theta)
 
 
-class Qwen3MoE(nnx.Module):
-    """A decoder whose expert blocks plan, replicate and reroute every microbatch.
-
-    Args:
-      config: the shapes.
-      mesh: device mesh with the expert-parallel axis; batches are sharded over it.
-      axis: name of that axis.
-      moe_options: passed on to every `topoep_jax.MoE` (planner, num_slots, topology, ...).
-      remat: keep only each layer's input for the backward pass.
-      dtype: of activations and matrix products.
-      param_dtype: of the parameters (the masters).
-      rngs: stream `params`.
-
-    Raises:
-      ValueError: shapes that do not fit together or the mesh, see `Attention` and `topoep_jax.MoE`.
-    """
-
-    def __init__(
-        self,
-        config: Qwen3MoEConfig,
-        *,
-        mesh: Mesh,
-        axis: str = "ep",
-        moe_options: Mapping[str, Any] | None = None,
-        remat: bool = False,
-        dtype: DTypeLike = jnp.bfloat16,
-        param_dtype: DTypeLike = jnp.float32,
-        rngs: nnx.Rngs,
-    ) -> None:
-        self.mesh, self.axis, self.remat = mesh, axis, remat
-        dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
-
-        @nnx.split_rngs(splits=config.num_layers)
-        @nnx.vmap(in_axes=0, out_axes=0)
-        def stack(rngs: nnx.Rngs) -> DecoderLayer:
-            return DecoderLayer(config, mesh=mesh, axis=axis, moe_options=moe_options or {}, **dtypes, rngs=rngs)
-
-        self.num_layers = config.num_layers
-        self.embedding = Embedding(config.vocab, config.hidden, **dtypes, rngs=rngs)
-        self.layers = stack(rngs)
-        self.norm = RMSNorm(config.hidden, eps=config.norm_eps, param_dtype=param_dtype)
-        self.head = Projection(config.hidden, config.vocab, **dtypes, rngs=rngs)
-
-    def __call__(self, tokens: jax.Array, *, step: jax.Array | int = 0) -> tuple[jax.Array, MoEMetrics]:
-        """Next-token logits.
-
-        Args:
-          tokens: int32 [batch, length]; the batch is a multiple of the size of the expert-parallel axis.
-          step: training step, seen by forced routing alone.
-
-        Returns:
-          logits f32 [batch, length, vocab], and the metrics of every layer, each field stacked to [num_layers, ...].
-        """
-        step = jnp.asarray(step, jnp.int32)
-        layers, stacked = nnx.split(self.layers)
-
-        def body(x: jax.Array, xs: tuple[Any, jax.Array]) -> tuple[jax.Array, MoEMetrics]:
-            state, index = xs
-            x, metrics = nnx.merge(layers, state)(x, layer=index, step=step)
-            return self._shard(x), metrics
-
-        x = self._shard(self.embedding(tokens))
-        body = jax.checkpoint(body) if self.remat else body
-        x, metrics = jax.lax.scan(body, x, (stacked, jnp.arange(self.num_layers, dtype=jnp.int32)))
-        return self.head(self.norm(x)).astype(jnp.float32), metrics
-
-    def _shard(self, x: jax.Array) -> jax.Array:
-        return jax.lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(self.axis)))
+def weights(config: Qwen3MoEConfig) -> list[Weight]:
+    """The tensors of a released checkpoint."""
+    return decoder(config, grouped_query(config))
 
 
-def state_shardings(state: Any, mesh: Mesh, *, axis: str = "ep") -> Any:
-    """Where every parameter lives: expert weights split by expert over `axis`, all else on every device.
-
-    Args:
-      state: parameters, or shapes of them, as nested dicts or an nnx state with the names of `Qwen3MoE`.
-      mesh: the training mesh.
-      axis: the expert-parallel axis.
-
-    Returns:
-      The same tree with a NamedSharding for each array. Arrays keep their logical global shape: nothing depends on
-      the number of ranks, so a checkpoint restores on any.
-    """
-
-    def place(path: tuple[Any, ...], leaf: Any) -> NamedSharding:
-        names = [getattr(entry, "key", getattr(entry, "name", None)) for entry in path]
-        is_experts = any(pair == ("moe", "w") for pair in itertools.pairwise(names))
-        return NamedSharding(mesh, PartitionSpec(None, axis) if is_experts else PartitionSpec())
-
-    return jax.tree_util.tree_map_with_path(place, state)
+def ignored(config: Qwen3MoEConfig) -> tuple[str, ...]:
+    """What checkpoints hold that the model does not."""
+    return (ROTARY,)
