@@ -1,0 +1,185 @@
+"""Writes a released folder: config.json and safetensors as `transformers` reads them.
+
+Names, shapes and so the place of every byte are known before the first weight is: tensors are written in whatever order
+they come, one at a time, and the bytes depend on nothing else.
+"""
+
+import json
+import os
+import pathlib
+import shutil
+from types import TracebackType
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from models.checkpoint.faults import CheckpointError
+from models.checkpoint.folder import CONFIG, INDEX, SINGLE
+from models.checkpoint.parameters import Index, Parameter, tensors
+from models.checkpoint.safetensors import DTYPES, NAMES, header_bytes
+
+MAX_SHARD_BYTES = 5_000_000_000  # As the released folders have them.
+_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+
+
+class _Place(NamedTuple):
+    file: str
+    start: int
+    dtype: np.dtype
+
+
+class NewFolder:
+    """A folder that is complete or not there: written beside its place under another name, and moved there at the end.
+
+    Use as a context manager, whose value is the folder to write to.
+
+    Raises:
+      CheckpointError: something is there already.
+    """
+
+    def __init__(self, folder: pathlib.Path) -> None:
+        self._folder = folder.absolute()
+        self._partial = self._folder.parent / f".{self._folder.name}.{os.getpid()}.partial"
+        check_new(folder)
+
+    def __enter__(self) -> pathlib.Path:
+        self._folder.parent.mkdir(parents=True, exist_ok=True)
+        shutil.rmtree(self._partial, ignore_errors=True)  # Of a process that died and had the same number.
+        self._partial.mkdir()
+        return self._partial
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        if kind is None:
+            check_new(self._folder)
+            _sync(self._partial)
+            self._partial.rename(self._folder)
+            _sync(self._folder.parent)
+        else:
+            shutil.rmtree(self._partial, ignore_errors=True)
+
+
+def check_new(folder: pathlib.Path) -> None:
+    """Raises `CheckpointError` if there is something under this name."""
+    if folder.exists():
+        raise CheckpointError(folder, ["it is there already: name a folder that is not, nothing is overwritten"])
+
+
+def _sync(folder: pathlib.Path) -> None:
+    descriptor = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(descriptor)
+    finally:
+        os.close(descriptor)
+
+
+class Export:
+    """The files of one model, opened at once and filled block by block.
+
+    Args:
+      folder: an empty one.
+      config: of the model.
+      table: its parameters.
+      dtypes: of each of them in the files, by path.
+      max_shard_bytes: of tensors in one file; a larger tensor has a file of its own.
+    """
+
+    def __init__(
+        self,
+        folder: pathlib.Path,
+        config: Any,
+        table: list[Parameter],
+        dtypes: dict[str, np.dtype],
+        max_shard_bytes: int = MAX_SHARD_BYTES,
+    ) -> None:
+        if max_shard_bytes < 1:
+            raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
+        odd = {str(dtype) for dtype in dtypes.values()} - {str(DTYPES[name]) for name in _TORCH_NAMES}
+        if odd:
+            raise ValueError(f"dtype {', '.join(sorted(odd))} cannot be written: take float32, bfloat16 or float16")
+        self._folder = folder
+        self._places: dict[str, _Place] = {}
+        self._left: set[str] = set()
+        self._files: dict[str, int] = {}
+        shards = _split(table, dtypes, max_shard_bytes)
+        index: dict[str, str] = {}
+        total = 0
+        for number, shard in enumerate(shards, 1):
+            name = SINGLE if len(shards) == 1 else f"model-{number:05}-of-{len(shards):05}.safetensors"
+            total += self._begin(name, shard)
+            index |= dict.fromkeys(shard, name)
+        if len(shards) > 1:
+            content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
+            _write_json(folder / INDEX, content)
+        kind = _TORCH_NAMES[NAMES[dtypes["embedding/table"]]]
+        _write_json(folder / CONFIG, {**config.to_hf(), "torch_dtype": kind})
+
+    def _begin(self, file: str, shard: dict[str, tuple[str, tuple[int, ...]]]) -> int:
+        """Writes a header and makes room for the rest; returns the bytes of the tensors."""
+        header = header_bytes(shard)
+        start = len(header)
+        for name, (dtype, shape) in shard.items():
+            self._places[name] = _Place(file, start, DTYPES[dtype])
+            start += int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
+        self._left |= set(shard)
+        descriptor = os.open(self._folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
+        self._files[file] = descriptor
+        os.ftruncate(descriptor, start)
+        _write_all(descriptor, memoryview(header), 0)
+        return start - len(header)
+
+    def put(self, parameter: Parameter, index: Index, block: np.ndarray) -> None:
+        """Writes the tensors of one block, each once, in any order of blocks."""
+        for name, view in zip(parameter.names(index), parameter.weight.layout(block), strict=True):
+            place = self._places[name]
+            values = np.ascontiguousarray(view, place.dtype)
+            _write_all(self._files[place.file], values.reshape(-1).view(np.uint8).data, place.start)
+            self._left.remove(name)
+
+    def finish(self) -> None:
+        """Makes sure that everything was written, and is on the disk."""
+        if self._left:
+            raise ValueError(f"{len(self._left)} tensors were not written, {min(self._left)} among them")
+        for descriptor in self._files.values():
+            os.fsync(descriptor)
+
+    def __enter__(self) -> "Export":
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        for descriptor in self._files.values():
+            os.close(descriptor)
+        self._files.clear()
+
+
+def _split(
+    table: list[Parameter], dtypes: dict[str, np.dtype], max_bytes: int
+) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
+    """Deals the tensors out to files in their order: name to dtype and shape, for each file."""
+    shards: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]
+    size = 0
+    for name, parameter, _, shape in tensors(table):
+        dtype = dtypes[parameter.path]
+        tensor_bytes = int(np.prod(shape, dtype=np.int64)) * dtype.itemsize
+        if shards[-1] and size + tensor_bytes > max_bytes:
+            shards.append({})
+            size = 0
+        shards[-1][name] = NAMES[dtype], shape
+        size += tensor_bytes
+    return shards
+
+
+def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    with path.open("w") as stream:
+        stream.write(json.dumps(content, indent=2) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
+def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
+    while data:
+        count = os.pwrite(descriptor, data, offset)
+        data, offset = data[count:], offset + count

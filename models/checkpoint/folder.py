@@ -1,0 +1,106 @@
+"""The files of a released folder: config.json, the index, and the headers of its safetensors files."""
+
+import json
+import pathlib
+from typing import Any, NamedTuple
+
+import models
+from models.checkpoint.safetensors import Tensor, read_header
+
+INDEX = "model.safetensors.index.json"
+SINGLE = "model.safetensors"
+CONFIG = "config.json"
+
+
+class Files(NamedTuple):
+    """The tensors of a folder, before a model is asked whether they fit."""
+
+    tensors: dict[str, Tensor]
+    files: list[pathlib.Path]
+    lost: set[str]
+    """Tensors that the index places in files that hold no such thing or cannot be read: told by file, in `faults`."""
+    faults: list[str]
+
+
+def read_files(folder: pathlib.Path) -> Files:
+    """Reads the index, if there is one, and the headers of all files."""
+    index: dict[str, str] | None = None
+    faults: list[str] = []
+    names = [SINGLE]
+    # As transformers does it, the single file wins.
+    if not (folder / SINGLE).is_file():
+        if not (folder / INDEX).is_file():
+            other = sorted(path.name for path in folder.glob("*.bin"))
+            hint = f"; {other[0]} is of another format, which is not read" if other else ""
+            return Files({}, [], set(), [f"no weights: neither {SINGLE} nor {INDEX} is there{hint}"])
+        index, faults = _read_index(folder / INDEX)
+        names = sorted(set(index.values()))
+    found: dict[str, Tensor] = {}
+    held_by_file: dict[str, dict[str, Tensor]] = {}
+    files = []
+    for name in names:
+        path = folder / name
+        if pathlib.PurePath(name).name != name or not path.is_file():
+            faults.append(f"missing file: {name}, which the index names for {_count(index or {}, name)} tensors")
+            continue
+        files.append(path)
+        held, wrong = read_header(path)
+        held_by_file[name] = held
+        faults += wrong
+        faults += [f"tensor twice: {key} in {found[key].file.name} and {name}" for key in held if key in found]
+        found |= held
+    lost = {key for key, file in (index or {}).items() if key not in held_by_file.get(file, {})}
+    faults += [
+        f"tensor not where the index says: {key} is not in {index[key]}"
+        for key in sorted(lost)
+        if index and held_by_file.get(index[key])
+    ]
+    if index is not None:
+        faults += [f"tensor not in the index: {key} of {t.file.name}" for key, t in found.items() if key not in index]
+    return Files(found, files, lost, faults)
+
+
+def _read_index(path: pathlib.Path) -> tuple[dict[str, str], list[str]]:
+    try:
+        index = json.loads(path.read_text())["weight_map"]
+        if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
+            raise ValueError("weight_map does not map names of tensors to names of files")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        return {}, [f"unreadable index: {path.name}: {error}"]
+    return index, []
+
+
+def _count(index: dict[str, str], file: str) -> int:
+    return sum(name == file for name in index.values())
+
+
+def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Any, list[str]]:
+    """The content of a config.json, the model's config made of it (None if that cannot be), and what is wrong."""
+    try:
+        content = json.loads(path.read_text())
+        if not isinstance(content, dict):
+            raise ValueError("it is no JSON object")
+    except (OSError, ValueError) as error:
+        return {}, None, [f"unreadable config: {path.name}: {error}"]
+    kind = content.get("model_type")
+    if kind not in models.MODEL_TYPES:
+        known = ", ".join(models.MODEL_TYPES)
+        return content, None, [f"wrong model type: {path.name} says {kind!r}, known are {known}"]
+    try:
+        model_config: Any = models.MODEL_TYPES[kind][0]
+        return content, model_config.from_hf(content), []
+    except (ValueError, TypeError, KeyError) as error:
+        reason = f"no value for {error}" if isinstance(error, KeyError) else error
+        return content, None, [f"unsupported config: {reason}"]
+
+
+def config_faults(config: Any, wanted: Any) -> list[str]:
+    """How the config of a folder differs from the one the program has."""
+    if type(config) is not type(wanted):
+        return [f"wrong model type: the folder is for {type(config).__name__}, the program for {type(wanted).__name__}"]
+    ours, theirs = vars(wanted), vars(config)
+    return [
+        f"other config: {name} is {theirs[name]} in the folder, {value} in the program"
+        for name, value in ours.items()
+        if theirs[name] != value
+    ]

@@ -1,0 +1,34 @@
+"""What parameters are read from, block by block: a released folder, a checkpoint of the trainer, arrays on devices."""
+
+from collections.abc import Iterable, Iterator
+from types import TracebackType
+from typing import Any, Protocol
+
+import numpy as np
+
+from models.checkpoint.parameters import Index, Parameter
+
+
+class Source(Protocol):
+    """Parameters of one model, checked before they are offered. Use as a context manager."""
+
+    config: Any
+    """Of the model."""
+    parameters: list[Parameter]
+
+    def dtype(self, parameter: Parameter) -> np.dtype:
+        """What a parameter is stored as; of parts that differ, what holds them all."""
+
+    def blocks(
+        self, parameter: Parameter, wanted: Iterable[Index] | None = None, dtype: Any = None
+    ) -> Iterator[tuple[Index, np.ndarray]]:
+        """Reads the wanted blocks (None: all) in the order that suits the source.
+
+        Yields index and block; the block is in `dtype` (None: as stored) and the caller's to keep.
+        """
+
+    def __enter__(self) -> "Source": ...
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None: ...
