@@ -208,7 +208,7 @@ def test_usage(capsys):
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        (("fly",), "'fly' is no command: take one of plan, explain, measure"),
+        (("fly",), "'fly' is no command: take one of plan, explain, trace"),
         (("plan",), "--model or --trace is missing"),
         (("plan", "--model=gpt"), "--model=gpt is unknown: take one of qwen3-30b-a3b, glm-4.5-air"),
         ((*QWEN, "--planner=best"), "--planner=best is unknown: take one of none, topoep_paper"),

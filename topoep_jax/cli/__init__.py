@@ -15,6 +15,7 @@ from absl import flags
 COMMANDS = {
     "plan": "compare planners on synthetic or recorded demand",
     "explain": "show one plan: which experts were copied where, why, and what it gains",
+    "trace": "tell how skewed recorded routing is, in which layers, and whether it moves",
     "measure": "write this machine's link and GEMM rates to a file",
 }
 

@@ -49,7 +49,7 @@ def skew_of(trace: Trace, *, top: int | None = None) -> Skew:
         loads, the lower expert is the busier.
 
     Raises:
-      ValueError: `top` out of range, or a damaged file.
+      ValueError: `top` out of range, a trace of padding alone, or a damaged file.
     """
     info = trace.info
     num_layers, num_experts = len(info.layers), info.num_experts
@@ -66,6 +66,8 @@ def skew_of(trace: Trace, *, top: int | None = None) -> Skew:
         figures.append(_figures(load, info.num_ranks, top))
         hot.append(_busiest_of(load, top))
     known = np.stack(rows).astype(bool)
+    if not known.any():
+        raise ValueError("nothing was routed: every token of the trace is padding")
     busy = np.array(hot)
     imbalance, busiest, effective, rank_imbalance = np.moveaxis(np.array(figures), 1, 0)
     return Skew(
