@@ -7,7 +7,8 @@ from typing import Any
 import jax
 import orbax.checkpoint as ocp
 
-from train.step import Program, TrainState
+from train.state import TrainState
+from train.step import Program
 
 
 class CheckpointError(ValueError):

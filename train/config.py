@@ -5,18 +5,32 @@ import json
 import math
 import os
 import pathlib
+from collections.abc import Callable
 from typing import Any
 
 from absl import flags
 
-from models.qwen3_moe import Qwen3MoEConfig
+from models import DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
 
 TRANSPORTS = ("xla", "device")
 OVERFLOWS = ("", "loop", "flag")
-MODELS = {"tiny": Qwen3MoEConfig.tiny, "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b}
+REMATS = ("none", "full", "dots")
+FLOATS = ("bfloat16", "float32")
+ModelConfig = Qwen3MoEConfig | GLM4MoEConfig | DeepSeekV2Config
+MODELS: dict[str, Callable[[], ModelConfig]] = {
+    "qwen3_tiny": Qwen3MoEConfig.tiny,
+    "glm4_tiny": GLM4MoEConfig.tiny,
+    "deepseek_v2_tiny": DeepSeekV2Config.tiny,
+    "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b,
+    "glm_4_5_air": GLM4MoEConfig.glm_4_5_air,
+    "deepseek_v2": DeepSeekV2Config.deepseek_v2,
+    "qwen3_30b_a3b_paper": Qwen3MoEConfig.paper,
+    "glm_4_5_air_paper": GLM4MoEConfig.paper,
+    "deepseek_v2_paper": DeepSeekV2Config.paper,
+}
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
 
@@ -38,13 +52,23 @@ class TrainConfig:
     seed: int = _setting(0, "seed of parameters and of the order of the data")
 
     model: str = _setting(
-        "tiny", f"one of {', '.join(MODELS)}; only tiny fits one machine, 30B in f32 with AdamW takes 500 GB"
+        "qwen3_tiny", f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB"
     )
     shape: str = _setting("", "changes to the model's shapes, as in num_layers=2,ffn=96")
-    dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32; parameters are always float32")
-    remat: bool = _setting(False, "recompute each layer in the backward pass")
+    init_from: str = _setting("", "folder in Hugging Face's format whose weights the run starts from; default: random")
+    dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32")
+    param_dtype: str = _setting(
+        "", "of the parameters; bfloat16 has float32 masters in the optimizer; default: float32 on CPU, else bfloat16"
+    )
+    remat: str = _setting(
+        "none", "what each layer's backward pass makes again: none, full (all but its input), dots (all but products)"
+    )
+    balance_loss: bool = _setting(
+        False, "train with the auxiliary losses, and the rule of the selection bias, that the model was trained with"
+    )
 
-    batch_size: int = _setting(8, "sequences per step over all ranks, a multiple of --ep")
+    batch_size: int = _setting(8, "sequences per step over all ranks, a multiple of --ep x --dp x --microbatches")
+    microbatches: int = _setting(1, "parts of a batch that run one after the other; their gradients are added up")
     seq_len: int = _setting(256, "tokens per sequence")
     lr: float = _setting(1e-3, "peak learning rate")
     warmup: int = _setting(20, "steps of linear warm-up; a cosine to a tenth of the peak follows")
@@ -52,6 +76,8 @@ class TrainConfig:
     clip: float = _setting(1.0, "largest global norm of the gradient")
 
     ep: int = _setting(8, "expert-parallel ranks; devices are emulated on CPU when there are too few")
+    dp: int = _setting(1, "groups of --ep ranks, each with all experts and a share of the batch")
+    fsdp: bool = _setting(False, "divide dense parameters, too, among all ranks, which gather them where they are used")
     domains: int = _setting(
         0, "equal scale-up domains to see the ranks as; 0: two halves on CPU, the mesh's own elsewhere"
     )
@@ -89,7 +115,18 @@ class TrainConfig:
     process_id: int = _setting(0, "which of them this is")
 
     def __post_init__(self) -> None:
-        for name in ("steps", "save_every", "batch_size", "seq_len", "ep", "num_processes", "block_rows"):
+        counts = (
+            "steps",
+            "save_every",
+            "batch_size",
+            "microbatches",
+            "seq_len",
+            "ep",
+            "dp",
+            "num_processes",
+            "block_rows",
+        )
+        for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
         for name in ("lr", "clip", "cap_factor"):
@@ -97,15 +134,26 @@ class TrainConfig:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
             raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
-        choices = {"model": MODELS, "dtype": ("bfloat16", "float32"), "transport": TRANSPORTS, "overflow": OVERFLOWS}
+        choices = {
+            "model": MODELS,
+            "dtype": FLOATS,
+            "param_dtype": ("", *FLOATS),
+            "remat": REMATS,
+            "transport": TRANSPORTS,
+            "overflow": OVERFLOWS,
+        }
         for name, allowed in choices.items():
             if getattr(self, name) not in allowed:
                 names = ", ".join(filter(None, allowed))
                 raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {names}")
-        for name, divisor in (("batch_size", "ep"), ("ep", "num_processes"), ("ep", "domains")):
-            if getattr(self, name) % (getattr(self, divisor) or 1):
+        for whole, parts in (
+            ("batch_size", "ep dp microbatches"),
+            ("ep dp", "num_processes"),
+            ("ep", "domains"),
+        ):
+            if self._product(whole) % (self._product(parts) or 1):
                 raise ValueError(
-                    f"--{name}={getattr(self, name)} is not a multiple of --{divisor}={getattr(self, divisor)}:"
+                    f"{self._named(whole)} is not a multiple of {self._named(parts)}:"
                     " every rank must get an equal share"
                 )
         if self.num_processes > 1 and not (self.coordinator and self.run_dir):
@@ -113,7 +161,25 @@ class TrainConfig:
                 f"--num_processes={self.num_processes} needs --coordinator=host:port and a --run_dir for all"
             )
 
-    def shapes(self) -> Qwen3MoEConfig:
+    @property
+    def num_devices(self) -> int:
+        """Devices that the run takes."""
+        return self.ep * self.dp
+
+    @property
+    def sizes(self) -> str:
+        """The flags that `num_devices` comes from."""
+        return self._named("ep dp")
+
+    def _product(self, names: str) -> int:
+        return math.prod(getattr(self, name) for name in names.split())
+
+    def _named(self, names: str) -> str:
+        """The flags with their values; those that are 1 only where no other is left."""
+        telling = [name for name in names.split() if getattr(self, name) != 1] or names.split()[:1]
+        return " x ".join(f"--{name}={getattr(self, name)}" for name in telling)
+
+    def shapes(self) -> ModelConfig:
         """The model's shapes: `model` with the changes of `shape`.
 
         Raises:
@@ -121,7 +187,7 @@ class TrainConfig:
         """
         base = MODELS[self.model]()
         known = {field.name: field.type for field in dataclasses.fields(base)}
-        changes = {}
+        changes: dict[str, Any] = {}
         for change in filter(None, self.shape.split(",")):
             name, _, value = change.partition("=")
             if known.get(name) is not int or not value.isdecimal():
@@ -185,12 +251,12 @@ def emulate_devices(config: TrainConfig) -> None:
     """Asks XLA for enough CPU devices, unless XLA_FLAGS already asks for some. Call before JAX touches a device."""
     asked = os.environ.get("XLA_FLAGS", "")
     if _DEVICE_FLAG not in asked:
-        os.environ["XLA_FLAGS"] = f"{asked} {_DEVICE_FLAG}={config.ep // config.num_processes}".strip()
+        os.environ["XLA_FLAGS"] = f"{asked} {_DEVICE_FLAG}={config.num_devices // config.num_processes}".strip()
 
 
 def how_to_emulate(config: TrainConfig) -> str:
     """The sentence for those who have too few devices."""
+    count = config.num_devices // config.num_processes
     return (
-        f"lower --ep, or emulate on CPU: JAX_PLATFORMS=cpu XLA_FLAGS={_DEVICE_FLAG}={config.ep // config.num_processes}"
-        " python -m train.pretrain ..."
+        f"lower it, or emulate on CPU: JAX_PLATFORMS=cpu XLA_FLAGS={_DEVICE_FLAG}={count} python -m train.pretrain ..."
     )

@@ -1,4 +1,4 @@
-"""Trains a small Qwen3-MoE on real text: `.venv/bin/python -m train.pretrain`, with `--help` for its settings.
+"""Trains a mixture-of-experts model on real text: `.venv/bin/python -m train.pretrain`, with `--help` for its settings.
 
 Parse, build, loop. Without arguments it reads Python's own library and trains on 8 emulated devices, seen as two
 domains of four ranks.
@@ -21,12 +21,16 @@ from absl import app, flags, logging
 from jax.experimental import multihost_utils
 from tqdm import tqdm
 
+from models.checkpoint import load
 from topoep_jax import Status, transport
 from train import report
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches, load_tokens
-from train.step import Program, StepMetrics, TrainState, build, is_sound, make_topology, overflowed
+from train.mesh import is_cpu, make_topology
+from train.part import param_dtype
+from train.state import StepMetrics, TrainState, is_sound, overflowed
+from train.step import Program, build
 
 OnStep = Callable[[dict[str, Any]], None]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
@@ -70,13 +74,13 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         raise ValueError(f"--shape gives vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
-    if program.mesh.devices.flat[0].platform == "cpu":
+    if is_cpu(program.mesh):
         # A program that JAX's persistent cache returns may deadlock in its collectives there (seen on jax 0.10.2).
         jax.config.update("jax_enable_compilation_cache", False)
     tokens = load_tokens(config.data)
     stream = batches(tokens, batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
     with Checkpoints(run_dir / "checkpoints") as checkpoints:
-        state = checkpoints.restore(program) if config.resume else program.init()
+        state = checkpoints.restore(program) if config.resume else _first_state(config, program)
         done = int(state.step)
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
@@ -86,6 +90,13 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         _say(_headline(config, program, len(tokens)))
         _loop(config, program, state, stream, checkpoints, log, on_step)
     return _finish(config, program, log.records)
+
+
+def _first_state(config: TrainConfig, program: Program) -> TrainState:
+    if not config.init_from:
+        return program.init()
+    dtype = param_dtype(config, program.mesh)
+    return program.start(load(config.init_from, config.shapes(), program.shardings.params, dtype=dtype))
 
 
 def _loop(

@@ -8,7 +8,7 @@ import matplotlib
 import numpy as np
 
 from topoep_jax import Status, Topology
-from train.step import StepMetrics
+from train.state import StepMetrics
 
 matplotlib.use("Agg")  # Files only; a run must not need a display.
 import matplotlib.pyplot as plt
@@ -42,7 +42,7 @@ def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float,
       rerun: whether it overflowed with overflow="flag", and `metrics` are those of its second run.
 
     Returns:
-      Loss and norms; imbalances and shares as means over the layers, rows and slots as sums, `passes` as maximum;
+      Losses and norms; imbalances and shares as means over the layers, rows and slots as sums, `passes` as maximum;
       `status` with CAP_MET and EMPTY where all layers agree and the other bits where any has them; `expert_load`
       by layer; `rerun`.
     """
@@ -52,6 +52,7 @@ def make_record(step: int, metrics: StepMetrics, *, tokens: int, seconds: float,
     record: dict[str, Any] = {
         "step": step,
         "loss": float(metrics.loss),
+        "balance_loss": float(metrics.balance),
         "grad_norm": float(metrics.grad_norm),
         "tokens_per_s": round(tokens / seconds, 1),
     }
