@@ -79,13 +79,20 @@ def find(file: IO[bytes]) -> tuple[list[zipfile.ZipInfo], bool]:
     """The entries of a file, and whether it was cut off: then those that are whole.
 
     Raises:
-      DamagedError: it is not a zip file, nor the beginning of one that `write` made.
+      DamagedError: it is not a zip file, nor the beginning of one that `write` made; or its directory lists others.
     """
     try:
         with zipfile.ZipFile(file) as whole:
-            return whole.infolist(), False
+            listed = whole.infolist()
     except (zipfile.BadZipFile, NotImplementedError, ValueError, OSError):
         return walk(file), True
+    try:
+        there = walk(file)
+    except DamagedError:
+        return listed, False  # Another program packed it.
+    if [(i.filename, i.header_offset) for i in listed] != [(i.filename, i.header_offset) for i in there]:
+        raise DamagedError("its directory does not list the arrays that are there")
+    return listed, False
 
 
 def walk(file: IO[bytes]) -> list[zipfile.ZipInfo]:
@@ -119,6 +126,13 @@ def walk(file: IO[bytes]) -> list[zipfile.ZipInfo]:
         offset = end
 
 
+def begins_with(file: IO[bytes], name: str) -> bool:
+    """Whether the first entry, of which no more than the name needs to be there, is called so."""
+    file.seek(_LOCAL.size)
+    encoded = f"{name}.npy".encode()
+    return file.read(len(encoded)) == encoded
+
+
 def end_of(file: IO[bytes], info: zipfile.ZipInfo) -> int:
     """Offset of the first byte after an entry."""
     return _start_of(file, info) + info.compress_size
@@ -143,10 +157,12 @@ def read(file: IO[bytes], info: zipfile.ZipInfo) -> np.ndarray:
 
 
 def _start_of(file: IO[bytes], info: zipfile.ZipInfo) -> int:
-    """Offset of an entry's data: behind its name and extra fields, which the directory may hold in another form."""
+    """Offset of an entry's data: behind its name, and fields that may differ from those in the directory."""
     file.seek(info.header_offset)
     head = file.read(_LOCAL.size)
     if len(head) < _LOCAL.size:
         raise DamagedError(f"{info.filename} is damaged: it begins beyond the end of the file")
     *_, len_name, len_extra = _LOCAL.unpack(head)
+    if file.read(len_name) != info.filename.encode():
+        raise DamagedError(f"{info.filename} is damaged: another entry is where it should be")
     return info.header_offset + _LOCAL.size + len_name + len_extra

@@ -146,8 +146,12 @@ def _open_recorded(path: pathlib.Path) -> Trace | None:
     file = path.open("rb")
     try:
         infos, cut_off = container.find(file)
-    except container.DamagedError:
-        infos = []
+    except container.DamagedError as error:
+        ours = container.begins_with(file, HEAD)
+        file.close()
+        if ours:
+            raise ValueError(f"{path} is damaged: {error}") from error
+        return None
     if not any(info.filename == f"{HEAD}.npy" for info in infos):
         file.close()
         return None
