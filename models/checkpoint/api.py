@@ -119,12 +119,13 @@ def save(
     path = pathlib.Path(folder)
     source = OnDevices(config, params)
     dtypes = export_dtypes(source, dtype)
+    content = folders.config_content(config, dtypes, source.extra)
     with _everywhere(path), contextlib.ExitStack() as stack:
         export: Export | None = None
         with _everywhere(path):
             if jax.process_index() == 0:
                 files = stack.enter_context(NewFolder(path))
-                export = stack.enter_context(Export(files, config, source.parameters, dtypes, max_shard_bytes))
+                export = stack.enter_context(Export(files, content, source.parameters, dtypes, max_shard_bytes))
         # A process that cannot write goes on reading, since the others cannot do so alone.
         fault: OSError | None = None
         for parameter in source.parameters:

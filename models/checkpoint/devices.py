@@ -103,6 +103,7 @@ class OnDevices:
 
     def __init__(self, config: Any, params: Any) -> None:
         self.config, self.parameters, self._params = config, parameters(config), flat(params)
+        self.extra: dict[str, Any] = {}
         wanted = {parameter.path: parameter.shape for parameter in self.parameters}
         given = {path: tuple(leaf.shape) for path, leaf in self._params.items()}
         faults = [f"missing parameter: {path} {list(shape)}" for path, shape in wanted.items() if path not in given]

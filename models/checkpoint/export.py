@@ -4,7 +4,6 @@ Names, shapes and so the place of every byte are known before the first weight i
 they come, one at a time, and the bytes depend on nothing else.
 """
 
-import json
 import os
 import pathlib
 import shutil
@@ -14,12 +13,12 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.checkpoint.faults import CheckpointError
-from models.checkpoint.folder import CONFIG, INDEX, SINGLE
+from models.checkpoint.folder import CONFIG, INDEX, SINGLE, write_json
 from models.checkpoint.parameters import Index, Parameter, tensors
 from models.checkpoint.safetensors import DTYPES, NAMES, header_bytes
 
 MAX_SHARD_BYTES = 5_000_000_000  # As the released folders have them.
-_TORCH_NAMES = {"F32": "float32", "BF16": "bfloat16", "F16": "float16"}
+_WRITTEN = ("F32", "BF16", "F16")
 
 
 class _Place(NamedTuple):
@@ -79,7 +78,7 @@ class Export:
 
     Args:
       folder: an empty one.
-      config: of the model.
+      content: of config.json.
       table: its parameters.
       dtypes: of each of them in the files, by path.
       max_shard_bytes: of tensors in one file; a larger tensor has a file of its own.
@@ -88,14 +87,14 @@ class Export:
     def __init__(
         self,
         folder: pathlib.Path,
-        config: Any,
+        content: dict[str, Any],
         table: list[Parameter],
         dtypes: dict[str, np.dtype],
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> None:
         if max_shard_bytes < 1:
             raise ValueError(f"max_shard_bytes={max_shard_bytes} must be at least 1")
-        odd = {str(dtype) for dtype in dtypes.values()} - {str(DTYPES[name]) for name in _TORCH_NAMES}
+        odd = {dtype.name for dtype in dtypes.values() if NAMES.get(dtype) not in _WRITTEN}
         if odd:
             raise ValueError(f"dtype {', '.join(sorted(odd))} cannot be written: take float32, bfloat16 or float16")
         self._folder = folder
@@ -110,10 +109,9 @@ class Export:
             total += self._begin(name, shard)
             index |= dict.fromkeys(shard, name)
         if len(shards) > 1:
-            content = {"metadata": {"total_size": total}, "weight_map": dict(sorted(index.items()))}
-            _write_json(folder / INDEX, content)
-        kind = _TORCH_NAMES[NAMES[dtypes["embedding/table"]]]
-        _write_json(folder / CONFIG, {**config.to_hf(), "torch_dtype": kind})
+            metadata = {"total_size": total}
+            write_json(folder / INDEX, {"metadata": metadata, "weight_map": dict(sorted(index.items()))})
+        write_json(folder / CONFIG, content)
 
     def _begin(self, file: str, shard: dict[str, tuple[str, tuple[int, ...]]]) -> int:
         """Writes a header and makes room for the rest; returns the bytes of the tensors."""
@@ -170,13 +168,6 @@ def _split(
         shards[-1][name] = NAMES[dtype], shape
         size += tensor_bytes
     return shards
-
-
-def _write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    with path.open("w") as stream:
-        stream.write(json.dumps(content, indent=2) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
 
 
 def _write_all(descriptor: int, data: memoryview, offset: int) -> None:

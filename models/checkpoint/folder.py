@@ -1,8 +1,11 @@
 """The files of a released folder: config.json, the index, and the headers of its safetensors files."""
 
 import json
+import os
 import pathlib
 from typing import Any, NamedTuple
+
+import numpy as np
 
 import models
 from models.checkpoint.safetensors import Tensor, read_header
@@ -94,13 +97,29 @@ def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Any, list[str]]:
         return content, None, [f"unsupported config: {reason}"]
 
 
+def extra_of(content: dict[str, Any]) -> dict[str, Any]:
+    """What a config.json says of the tokenizer, which no model here needs: it goes on into what is converted."""
+    return {name: content[name] for name in ("bos_token_id", "eos_token_id", "pad_token_id") if name in content}
+
+
+def config_content(config: Any, dtypes: dict[str, np.dtype], extra: dict[str, Any]) -> dict[str, Any]:
+    """The config.json of a model whose parameters have these dtypes, by path."""
+    return {**config.to_hf(), **extra, "torch_dtype": dtypes["embedding/table"].name}
+
+
+def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
+    """Writes a file that is on the disk when this returns."""
+    with path.open("w") as stream:
+        stream.write(json.dumps(content, indent=2) + "\n")
+        stream.flush()
+        os.fsync(stream.fileno())
+
+
 def config_faults(config: Any, wanted: Any) -> list[str]:
-    """How the config of a folder differs from the one the program has."""
+    """How the config of a folder differs from the one that it should be of."""
     if type(config) is not type(wanted):
-        return [f"wrong model type: the folder is for {type(config).__name__}, the program for {type(wanted).__name__}"]
+        return [f"wrong model type: {type(config).__name__}, not {type(wanted).__name__}"]
     ours, theirs = vars(wanted), vars(config)
     return [
-        f"other config: {name} is {theirs[name]} in the folder, {value} in the program"
-        for name, value in ours.items()
-        if theirs[name] != value
+        f"other config: {name} is {theirs[name]}, not {value}" for name, value in ours.items() if theirs[name] != value
     ]

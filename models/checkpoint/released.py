@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 from models.checkpoint.faults import raise_faults
-from models.checkpoint.folder import CONFIG, Files, config_faults, read_config, read_files
+from models.checkpoint.folder import CONFIG, Files, config_faults, extra_of, read_config, read_files
 from models.checkpoint.parameters import Index, Parameter, ignored, parameters, tensors
 from models.checkpoint.safetensors import DTYPES, Reader, Tensor
 
@@ -36,6 +36,7 @@ class Released:
         scan = scan_folder(folder, config=config, fp8=fp8)
         raise_faults(folder, scan.faults)
         self.config, self.parameters, self.tensors = scan.config, scan.parameters, scan.files.tensors
+        self.extra = extra_of(scan.content)
         self._reader = Reader()
 
     def __enter__(self) -> "Released":

@@ -15,6 +15,8 @@ class Source(Protocol):
     config: Any
     """Of the model."""
     parameters: list[Parameter]
+    extra: dict[str, Any]
+    """What else a written config.json is to say, see `folder.extra_of`."""
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """What a parameter is stored as; of parts that differ, what holds them all."""

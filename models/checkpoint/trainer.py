@@ -16,7 +16,7 @@ import ml_dtypes
 import numpy as np
 
 from models.checkpoint.faults import CheckpointError, raise_faults
-from models.checkpoint.folder import CONFIG, config_faults, read_config
+from models.checkpoint.folder import CONFIG, config_faults, extra_of, read_config, write_json
 from models.checkpoint.parameters import Index, Parameter, parameters
 
 ITEM = "default"  # What Orbax's CheckpointManager calls the only item of a step.
@@ -52,15 +52,16 @@ class Trained:
         if arrays is None:
             raise CheckpointError(folder, ["no checkpoint of the trainer is in it"])
         faults: list[str] = []
+        content: dict[str, Any] = {}
         if (folder / CONFIG).is_file():
-            _, found, faults = read_config(folder / CONFIG)
+            content, found, faults = read_config(folder / CONFIG)
             if found is not None and config is not None:
                 faults = config_faults(found, config)
             config = config if found is None else found
         elif config is None:
             faults = [f"no {CONFIG}: a run's own checkpoints do not say which model it is, name one (--config)"]
         raise_faults(folder, faults)
-        self.config, self.parameters = config, parameters(config)
+        self.config, self.parameters, self.extra = config, parameters(config), extra_of(content)
         self._arrays, faults = _open(arrays)
         raise_faults(folder, faults or self._faults())
 
@@ -153,7 +154,7 @@ class TrainedFolder:
         import orbax.checkpoint as ocp
         import tensorstore
 
-        (folder / CONFIG).write_text(json.dumps(content, indent=2) + "\n")
+        write_json(folder / CONFIG, content)
         arrays = folder.absolute() / ITEM
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(arrays, {_PREFIX + p.path: np.zeros(1, dtypes[p.path]) for p in table})

@@ -1,0 +1,62 @@
+"""`convert`: from released folders to checkpoints of the trainer and back, block by block."""
+
+from collections.abc import Iterator
+
+import numpy as np
+from absl import flags
+
+from models.checkpoint import trainer
+from models.checkpoint.api import export_dtypes, open_source
+from models.checkpoint.commands import define_common, named_config, named_folder
+from models.checkpoint.export import MAX_SHARD_BYTES, Export, NewFolder
+from models.checkpoint.folder import config_content
+
+_FORMATS = ("released", "trainer")
+_DTYPES = ("float32", "bfloat16", "float16")
+
+
+def define() -> flags.FlagValues:
+    """Flags of the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_string("from", "", "folder to read", flag_values=values)
+    flags.DEFINE_string("to", "", "folder to write; it must not be there", flag_values=values)
+    flags.DEFINE_string(
+        "format", None, f"what to write, {' or '.join(_FORMATS)}; default: the other than is read", flag_values=values
+    )
+    flags.DEFINE_string(
+        "dtype", None, f"to store, {', '.join(_DTYPES)}; default: as it is, of fp8 bfloat16", flag_values=values
+    )
+    flags.DEFINE_integer(
+        "max_shard_bytes", MAX_SHARD_BYTES, "of the tensors in one file of a released folder", 1, flag_values=values
+    )
+    define_common(values)
+    return values
+
+
+def run(values: flags.FlagValues) -> Iterator[str]:
+    """What the command prints, piece by piece."""
+    folder, to = named_folder(values, "from"), named_folder(values, "to")
+    for name, allowed in (("format", _FORMATS), ("dtype", _DTYPES)):
+        if values[name].value not in (None, *allowed):
+            raise ValueError(f"--{name}={values[name].value} is unknown: take one of {', '.join(allowed)}")
+    kind = values.format or ("released" if trainer.find(folder) is not None else "trainer")
+    with open_source(folder, config=named_config(values), fp8=values.fp8) as source, NewFolder(to) as files:
+        dtypes = export_dtypes(source, values.dtype and _dtype(values.dtype))
+        content = config_content(source.config, dtypes, source.extra)
+        sink: Export | trainer.TrainedFolder
+        if kind == "released":
+            sink = Export(files, content, source.parameters, dtypes, values.max_shard_bytes)
+        else:
+            sink = trainer.TrainedFolder(files, content, source.parameters, dtypes)
+        with sink:
+            for parameter in source.parameters:
+                for index, block in source.blocks(parameter):
+                    sink.put(parameter, index, block)
+            sink.finish()
+    yield f"{to}: {type(source.config).__name__}, {kind}, {', '.join(sorted({d.name for d in dtypes.values()}))}\n"
+
+
+def _dtype(name: str) -> np.dtype:
+    import ml_dtypes
+
+    return np.dtype(ml_dtypes.bfloat16 if name == "bfloat16" else name)
