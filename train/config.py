@@ -49,6 +49,9 @@ class TrainConfig:
         False, "go on from the last checkpoint in --run_dir with its settings; flags given override"
     )
     save_every: int = _setting(50, "steps between checkpoints; the last step is always saved")
+    record_routing: int = _setting(
+        0, "record the experts of every n-th step's tokens in routing.npz, for `topoep trace`; 0: of none"
+    )
     seed: int = _setting(0, "seed of parameters and of the order of the data")
 
     model: str = _setting(
@@ -132,6 +135,8 @@ class TrainConfig:
         for name in ("lr", "clip", "cap_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
+        if self.record_routing < 0:
+            raise ValueError(f"--record_routing={self.record_routing} must not be negative: 1 records every step")
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
             raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
         choices = {

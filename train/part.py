@@ -31,6 +31,7 @@ class Part:
         self.config, self.mesh, self.shapes = config, mesh, config.shapes()
         first, last = stage or (0, self.shapes.num_layers)
         self.is_first, self.is_last = first == 0, last == self.shapes.num_layers
+        self._records = config.record_routing > 0 and stage is None
         options: dict[str, Any] = {
             "planner": config.planner,
             "effort": config.effort,
@@ -86,19 +87,19 @@ class Part:
 
         def run(trained: Any, x: jax.Array) -> tuple[tuple[jax.Array, jax.Array], Any]:
             model = nnx.merge(self._graph, with_bias(trained, params))
-            out = model(x, step=step, return_routing=self.config.balance_loss)
+            out = model(x, step=step, return_routing=self.config.balance_loss or self._records)
             y = cross_entropy(out.logits, target) if self.is_last else out.logits
             balance = balance_loss(self.shapes, out.routing) if self.config.balance_loss else jnp.zeros(())
-            return (y, balance), out.metrics
+            return (y, balance), (out.metrics, out.routing.expert_idx.astype(jnp.int16) if self._records else None)
 
         trained = without_bias(params)
         if self.is_first:
-            (y, balance), pull, moe = jax.vjp(lambda trained: run(trained, x), trained, has_aux=True)
+            (y, balance), pull, seen = jax.vjp(lambda trained: run(trained, x), trained, has_aux=True)
         else:
-            (y, balance), pull, moe = jax.vjp(run, trained, x, has_aux=True)
+            (y, balance), pull, seen = jax.vjp(run, trained, x, has_aux=True)
         grads, *of_x = pull((jnp.ones_like(y) if self.is_last else target, jnp.ones_like(balance)))
         loss = y if self.is_last else jnp.zeros(())
-        return grads, of_x[0] if of_x else None, Measured(loss, balance, moe)
+        return grads, of_x[0] if of_x else None, Measured(loss, balance, *seen)
 
 
 def param_dtype(config: TrainConfig, mesh: Mesh) -> Any:

@@ -29,6 +29,7 @@ from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches, load_tokens
 from train.mesh import is_cpu, make_topology
 from train.part import param_dtype
+from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
 from train.step import Program, build
 
@@ -109,17 +110,18 @@ def _loop(
     on_step: OnStep | None,
 ) -> None:
     done = int(state.step)
+    recorder = Recorder(config, program, done=done)
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
     # Compiled ahead, so that the first step's tokens per second mean something.
     step = program.step.lower(state, program.place(stream[done])).compile()
     _say(f"compiled in {time.perf_counter() - began:.0f} s")
-    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress:
+    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress, recorder:
         while done < config.steps and not interrupt.asked():
             batch = program.place(stream[done])
             began = time.perf_counter()
             try:
-                state, metrics, rerun = _run(step, program.exact_step, state, batch)
+                state, metrics, rerun = _run(step, program.exact_step, state, batch, recorder.wants(done + 1))
             except jax.errors.JaxRuntimeError as error:
                 if (lost := transport.failure()) is None:
                     raise
@@ -131,6 +133,7 @@ def _loop(
             seconds = time.perf_counter() - began
             record = report.make_record(done, metrics, tokens=batch_tokens, seconds=seconds, rerun=rerun)
             log.append(record)
+            recorder.record(done, metrics)
             progress.show(record)
             if done % config.save_every == 0:
                 checkpoints.save(state)
@@ -143,17 +146,23 @@ def _loop(
 
 
 def _run(
-    step: Step, exact_step: Step | None, state: TrainState, batch: jax.Array
+    step: Step, exact_step: Step | None, state: TrainState, batch: jax.Array, recorded: bool
 ) -> tuple[TrainState, StepMetrics, bool]:
     """One optimizer step, its metrics as NumPy arrays, and whether the batch had to run again."""
     state, metrics = step(state, batch)
-    metrics = jax.device_get(metrics)
+    metrics = _fetch(metrics, recorded)
     if exact_step is None or not overflowed(metrics):
         return state, metrics, False
     _say_once("a batch overflowed a receive buffer and runs again, with extra passes: that step is compiled first")
     # The state is still what it was. All processes come here together, since each holds the same metrics.
     state, metrics = exact_step(state, batch)
-    return state, jax.device_get(metrics), True
+    return state, _fetch(metrics, recorded), True
+
+
+def _fetch(metrics: StepMetrics, recorded: bool) -> StepMetrics:
+    """NumPy copies; what the routers chose is the largest part, and is left where it is if nobody wants it."""
+    fetched: StepMetrics = jax.device_get(metrics if recorded else metrics._replace(expert_idx=None))
+    return fetched
 
 
 def _finish(config: TrainConfig, program: Program, records: list[dict[str, Any]]) -> dict[str, Any]:
@@ -163,7 +172,8 @@ def _finish(config: TrainConfig, program: Program, records: list[dict[str, Any]]
     run_dir = pathlib.Path(config.run_dir)
     paths = report.write_report(run_dir, records, summary)
     _say("\n" + report.comparison(summary))
-    names = ", ".join(["metrics.jsonl", *(path.name for path in paths), "checkpoints/"])
+    routing = [Recorder.FILE] if config.record_routing else []
+    names = ", ".join(["metrics.jsonl", *(path.name for path in paths), *routing, "checkpoints/"])
     _say(f"\nIn {run_dir}: {names}")
     return summary
 

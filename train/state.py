@@ -31,6 +31,8 @@ class StepMetrics(NamedTuple):
     """f32 []: global norm of the gradient before clipping."""
     moe: MoEMetrics
     """Each field [num_moe_layers, ...]."""
+    expert_idx: Any = None
+    """int16 [microbatches, num_moe_layers, B, S, K], what the routers chose; None where it is not recorded."""
 
 
 class Measured(NamedTuple):
@@ -42,14 +44,19 @@ class Measured(NamedTuple):
     """f32 []: auxiliary losses of the part's layers."""
     moe: MoEMetrics
     """Each field [moe layers of the part, ...]."""
+    expert_idx: Any = None
+    """int16 [moe layers of the part, B, S, K]; None where it is not recorded."""
 
 
 def merge(measured: Measured) -> Measured:
-    """One set of figures for microbatches, stacked on a leading axis: as `merge_over` has it, and means of losses."""
+    """One set of figures for microbatches, stacked on a leading axis: as `merge_over` has it, and means of losses.
+
+    What the routers chose keeps the axis.
+    """
     over = "microbatch"
     # An axis with a name, as that of a mesh: what worst, mean and sum are for is said once, by the library.
     moe = jax.vmap(lambda m: merge_over(m, (over,)), axis_name=over, out_axes=None)(measured.moe)
-    return Measured(measured.loss.mean(), measured.balance.mean(), moe)
+    return Measured(measured.loss.mean(), measured.balance.mean(), moe, measured.expert_idx)
 
 
 def is_planned(moe: MoEMetrics) -> jax.Array:

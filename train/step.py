@@ -77,7 +77,9 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
     def make_step(part: Part, overflow: str) -> jax.stages.Wrapped:
         def step(state: TrainState, batch: jax.Array) -> tuple[TrainState, StepMetrics]:
             grads, measured = accumulate(part, state, batch, without_bias(shardings.params))
-            metrics = StepMetrics(measured.loss, measured.balance, optax.tree.norm(grads), measured.moe)
+            metrics = StepMetrics(
+                measured.loss, measured.balance, optax.tree.norm(grads), measured.moe, measured.expert_idx
+            )
             valid = is_sound(metrics)
             if overflow == "flag":
                 valid &= ~overflowed(metrics)
@@ -116,7 +118,8 @@ def accumulate(part: Part, state: TrainState, batch: jax.Array, places: Any) -> 
         return jax.lax.with_sharding_constraint(wide(grads), places), measured
 
     if batch.shape[0] == 1:
-        return one(batch[0])
+        grads, measured = one(batch[0])
+        return grads, measured._replace(expert_idx=jax.tree.map(lambda leaf: leaf[None], measured.expert_idx))
 
     def add(total: Any, tokens: jax.Array) -> tuple[Any, Measured]:
         grads, measured = one(tokens)
