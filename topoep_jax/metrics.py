@@ -110,9 +110,10 @@ def merge_over(metrics: MoEMetrics, axes: tuple[str, ...]) -> MoEMetrics:
     """One set of metrics for groups that plan on their own: worst imbalance, mean shares, summed counts."""
     if not axes:
         return metrics
-    worst = {"imbalance_before", "imbalance", "passes"}
-    mean = {"inter_domain_before", "inter_domain", "replica"}
-    summed = {"slots_used", "overflow_rows", "dropped_rows", "expert_load"}
+    # In one order, not that of sets, which differs from process to process: all must run the same program.
+    worst = ("imbalance_before", "imbalance", "passes")
+    mean = ("inter_domain_before", "inter_domain", "replica")
+    summed = ("slots_used", "overflow_rows", "dropped_rows", "expert_load")
     merged = {name: lax.pmax(getattr(metrics, name), axes) for name in worst}
     merged |= {name: lax.pmean(getattr(metrics, name), axes) for name in mean}
     merged |= {name: lax.psum(getattr(metrics, name), axes) for name in summed}
