@@ -7,7 +7,7 @@ layers. Each goes to the devices at once, so that the host holds one block, what
 import functools
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import jax
 import jax.numpy as jnp
@@ -39,19 +39,29 @@ def place(
     stacked = parameter.stacked
     offset = (first, 0)[:stacked]
     wanted = {
-        index for region in regions.values() for index in parameter.blocks() if _holds(region, _minus(index, offset))
+        index
+        for index in parameter.blocks()
+        if any(_holds(region, _minus(index, offset)) for region in set(regions.values()))
     }
-    parts: dict[Any, jax.Array] = {}
+    # Each part of the parameter goes to one device, and from there to others that hold the same.
+    first_with: dict[_Region, Any] = {}
+    for device, region in regions.items():
+        first_with.setdefault(region, device)
+    parts: dict[_Region, jax.Array] = {}
     for index, block in source.blocks(parameter, wanted, leaf.dtype):
         local = _minus(index, offset)
-        for device, region in regions.items():
+        for region, device in first_with.items():
             if _holds(region, local):
                 piece = block[tuple(slice(*extent) for extent in region[stacked:])]
                 at = tuple(i - begin for i, (begin, _) in zip(local, region, strict=False))
-                parts[device] = _put(parts.get(device), piece, at, region, device)
+                parts[region] = _put(parts.get(region), piece, at, region, device)
         # Otherwise blocks would queue up on the host faster than devices take them.
         jax.block_until_ready(list(parts.values()))
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, [parts[device] for device in regions])
+    copies = [
+        parts[region] if first_with[region] == device else jax.device_put(parts[region], device)
+        for device, region in regions.items()
+    ]
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, copies)
 
 
 def _put(part: jax.Array | None, piece: np.ndarray, at: Index, region: _Region, device: Any) -> jax.Array:
@@ -115,7 +125,7 @@ class OnDevices:
         ]
         raise_faults("parameters to save", faults)
 
-    def __enter__(self) -> "OnDevices":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(

@@ -7,6 +7,7 @@ they come, one at a time, and the bytes depend on nothing else.
 import os
 import pathlib
 import shutil
+from collections.abc import Sequence
 from types import TracebackType
 from typing import Any, NamedTuple
 
@@ -88,7 +89,7 @@ class Export:
         self,
         folder: pathlib.Path,
         content: dict[str, Any],
-        table: list[Parameter],
+        table: Sequence[Parameter],
         dtypes: dict[str, np.dtype],
         max_shard_bytes: int = MAX_SHARD_BYTES,
     ) -> None:
@@ -154,7 +155,7 @@ class Export:
 
 
 def _split(
-    table: list[Parameter], dtypes: dict[str, np.dtype], max_bytes: int
+    table: Sequence[Parameter], dtypes: dict[str, np.dtype], max_bytes: int
 ) -> list[dict[str, tuple[str, tuple[int, ...]]]]:
     """Deals the tensors out to files in their order: name to dtype and shape, for each file."""
     shards: list[dict[str, tuple[str, tuple[int, ...]]]] = [{}]

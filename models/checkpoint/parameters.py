@@ -1,9 +1,10 @@
 """The parameters of a model as a checkpoint sees them: blocks, each made of one or a few tensors of the files."""
 
 import dataclasses
+import functools
 import itertools
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -61,7 +62,8 @@ class Parameter:
         return [view.shape for view in self.weight.layout(block)]
 
 
-def parameters(config: Any) -> list[Parameter]:
+@functools.lru_cache
+def parameters(config: Any) -> tuple[Parameter, ...]:
     """The parameters of the model of `config`, in the order of its table.
 
     Raises:
@@ -74,9 +76,9 @@ def parameters(config: Any) -> list[Parameter]:
         odd = set(paths) ^ set(shapes)
         raise ValueError(f"the table of {type(config).__name__} and its model differ in {', '.join(sorted(odd))}")
     dense = config.num_layers - config.num_moe_layers
-    return [
+    return tuple(
         Parameter(weight, shapes[weight.path], dense if weight.path.startswith("layers/") else 0) for weight in table
-    ]
+    )
 
 
 def ignored(config: Any) -> tuple[str, ...]:
@@ -100,6 +102,11 @@ def abstract(config: Any, *, dtype: DTypeLike = jnp.float32, stage: tuple[int, i
     Raises:
       ValueError: `config` is of no model, or the model refuses the stage.
     """
+    return jax.tree.map(lambda leaf: leaf, _abstract(config, jnp.dtype(dtype), stage))  # Not the cache's own dicts.
+
+
+@functools.lru_cache
+def _abstract(config: Any, dtype: np.dtype, stage: tuple[int, int] | None) -> Any:
     model: Any = next((model for kind, model in models.MODEL_TYPES.values() if type(config) is kind), None)
     if model is None:
         known = ", ".join(kind.__name__ for kind, _ in models.MODEL_TYPES.values())
@@ -131,7 +138,7 @@ def nested(leaves: dict[str, Any]) -> dict[str, Any]:
     return tree
 
 
-def tensors(table: list[Parameter]) -> Iterator[tuple[str, Parameter, Index, tuple[int, ...]]]:
+def tensors(table: Sequence[Parameter]) -> Iterator[tuple[str, Parameter, Index, tuple[int, ...]]]:
     """Every tensor of a released folder: name, its place and its shape. Those of no layer come first, then by layer."""
     entries = []
     for number, parameter in enumerate(table):

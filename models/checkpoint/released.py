@@ -3,9 +3,9 @@
 import math
 import pathlib
 import re
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, Self
 
 import numpy as np
 
@@ -39,7 +39,7 @@ class Released:
         self.extra = extra_of(scan.content)
         self._reader = Reader()
 
-    def __enter__(self) -> "Released":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -93,7 +93,7 @@ class Scan(NamedTuple):
     """Of config.json."""
     config: Any
     """None if there is no model for it."""
-    parameters: list[Parameter]
+    parameters: tuple[Parameter, ...]
     files: Files
     faults: list[str]
 
@@ -104,7 +104,7 @@ def scan_folder(folder: pathlib.Path, *, config: Any = None, fp8: bool = False) 
     files = read_files(folder)
     faults += files.faults
     if found is None:
-        return Scan(content, None, [], files, faults)
+        return Scan(content, None, (), files, faults)
     table = parameters(found)
     if config is not None:
         faults += config_faults(found, config)
@@ -124,7 +124,7 @@ def _quantization_faults(content: dict[str, Any], *, fp8: bool) -> list[str]:
     return [] if fp8 else ["fp8 weights: ask for them to be turned into wide ones, with fp8=True (--fp8)"]
 
 
-def tensor_faults(files: Files, table: list[Parameter], config: Any, *, fp8: bool) -> list[str]:
+def tensor_faults(files: Files, table: Sequence[Parameter], config: Any, *, fp8: bool) -> list[str]:
     """How the tensors of a folder differ from what the model wants."""
     found = files.tensors
     expected = {name: shape for name, _, _, shape in tensors(table)}

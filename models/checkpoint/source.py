@@ -2,7 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from types import TracebackType
-from typing import Any, Protocol
+from typing import Any, Protocol, Self
 
 import numpy as np
 
@@ -14,7 +14,7 @@ class Source(Protocol):
 
     config: Any
     """Of the model."""
-    parameters: list[Parameter]
+    parameters: tuple[Parameter, ...]
     extra: dict[str, Any]
     """What else a written config.json is to say, see `folder.extra_of`."""
 
@@ -29,7 +29,7 @@ class Source(Protocol):
         Yields index and block; the block is in `dtype` (None: as stored) and the caller's to keep.
         """
 
-    def __enter__(self) -> "Source": ...
+    def __enter__(self) -> Self: ...
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None

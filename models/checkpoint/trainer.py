@@ -8,9 +8,9 @@ TensorStore, one piece at a time; Orbax writes the rest of the folder, around pl
 import itertools
 import json
 import pathlib
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from types import TracebackType
-from typing import Any
+from typing import Any, Self
 
 import ml_dtypes
 import numpy as np
@@ -78,7 +78,7 @@ class Trained:
                 faults.append(f"wrong dtype: {path} is {array.dtype.name}, read are {', '.join(_FLOATS)}")
         return faults
 
-    def __enter__(self) -> "Trained":
+    def __enter__(self) -> Self:
         return self
 
     def __exit__(
@@ -149,7 +149,7 @@ class TrainedFolder:
     """
 
     def __init__(
-        self, folder: pathlib.Path, content: dict[str, Any], table: list[Parameter], dtypes: dict[str, np.dtype]
+        self, folder: pathlib.Path, content: dict[str, Any], table: Sequence[Parameter], dtypes: dict[str, np.dtype]
     ) -> None:
         import orbax.checkpoint as ocp
         import tensorstore

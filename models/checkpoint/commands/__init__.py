@@ -14,7 +14,7 @@ from topoep_jax.cli import execute
 PROGRAM = "models.checkpoint"
 COMMANDS = {
     "inspect": "FOLDER: tell model, parameters, dtypes, files and faults; no weight is read",
-    "verify": "FOLDER [OTHER]: is it complete, does it fit, are its values finite, and equal to those of another folder",
+    "verify": "FOLDER [OTHER]: is it complete, does it fit, are its values finite, and equal to those of another one",
     "convert": "--from=FOLDER --to=FOLDER: between released folders and checkpoints of the trainer",
 }
 _POSITIONS = {"inspect": ("folder",), "verify": ("folder", "other"), "convert": ()}
