@@ -28,7 +28,7 @@ ORDER = [
     ["transfer", "dispatch"],
     ["experts"],
     ["combine"],
-    ["pipeline"],
+    ["pipeline", "simulate"],
     ["moe"],
     ["module"],
     ["linen"],

@@ -8,17 +8,16 @@ import math
 import re
 from typing import NamedTuple
 
-import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.aot.hlo import Array
 from topoep_jax.aot.schedule import Collective, Gemm
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch import measure_extent
 from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps, traffic
 from topoep_jax.shapes import Shape
+from topoep_jax.simulate.work import buffered
 from topoep_jax.synthetic import biased_demand
 
 SKEWS = (0.0, -4.0)
@@ -56,21 +55,10 @@ def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> L
     omega = biased_demand(workload, [skew], seed)[skew].astype(np.int32)
     assignments = tokens * config.top_k
     plan = solve_layer_plan(config, omega, assignments)
-    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota).astype(np.int64)
-    extent = measure_extent(config, jnp.asarray(plan.quota), assignments)
-    start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)
-    first = start[None] + np.cumsum(quota, 0) - quota
-    windows = config.window_rows(assignments)
-    ends = np.cumsum(windows)
-    clip = [(end - size, end) for end, size in zip(ends, windows, strict=True)]
+    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
+    held = buffered(config, quota, assignments)
     moved = traffic(slot_expert, quota, config.topology)
-    return Load(
-        config,
-        np.stack([(np.clip(first + quota, lo, hi) - np.clip(first, lo, hi)).sum(2) for lo, hi in clip]),
-        np.stack([np.clip(start + aligned, lo, hi) - np.clip(start, lo, hi) for lo, hi in clip]),
-        moved.inter_pulls + moved.intra_pulls,
-        tokens,
-    )
+    return Load(config, held.rows, held.aligned, moved.inter_pulls + moved.intra_pulls, tokens)
 
 
 def collective_ps(collective: Collective, load: Load) -> int:

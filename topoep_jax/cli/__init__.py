@@ -16,6 +16,7 @@ COMMANDS = {
     "plan": "compare planners on synthetic or recorded demand",
     "explain": "show one plan: which experts were copied where, why, and what it gains",
     "trace": "tell how skewed recorded routing is, in which layers, and whether it moves",
+    "simulate": "whether balancing pays on a cluster, modelled: step time and throughput of each planner",
     "measure": "write this machine's link and GEMM rates to a file",
 }
 

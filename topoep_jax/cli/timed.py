@@ -33,14 +33,21 @@ class Timed:
 def solve(planner: str, omega: np.ndarray, problem: Problem) -> Timed:
     """The draft of `planner` for omega (int64 [R, E]); on one machine, the same draft every time."""
     if planner not in _native_planners():
-        draft, milliseconds = _median(lambda: PLANNERS[planner](omega, problem))
-        return Timed(draft, milliseconds)
+        return Timed(*_median(lambda: PLANNERS[planner](omega, problem)))
     with jax.default_device(jax.devices("cpu")[0]):
         demand = jnp.asarray(omega, jnp.int32)
         run = _compiled(planner, problem)
         jax.block_until_ready(run(demand))
         plan, milliseconds = _median(lambda: jax.block_until_ready(run(demand)))
     return Timed(draft_of(plan, problem), milliseconds)
+
+
+def draft(planner: str, omega: np.ndarray, problem: Problem) -> Draft:
+    """The same draft, not timed."""
+    if planner not in _native_planners():
+        return PLANNERS[planner](omega, problem)
+    with jax.default_device(jax.devices("cpu")[0]):
+        return draft_of(_compiled(planner, problem)(jnp.asarray(omega, jnp.int32)), problem)
 
 
 @functools.cache

@@ -53,6 +53,15 @@ class Hardware:
         return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=2_222, gflops=400_000)
 
     @classmethod
+    def h800_fitted(cls) -> "Hardware":
+        """What the paper's figures imply of its cluster: for `topoep_jax.simulate`, which adds the other constants.
+
+        Effective rates, with whatever disturbs what: GEMMs at 0.46 of 989 TFLOP/s, NVLink at 84 GB/s. They fit no
+        other cluster, and no other model of a step.
+        """
+        return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=11_905, gflops=454_940)
+
+    @classmethod
     def from_measurement(
         cls, path: str | os.PathLike[str], *, inter_gbps: int | None = None, intra_gbps: int | None = None
     ) -> "Hardware":

@@ -1,15 +1,17 @@
 """Time of what ranks send each other, for each class of link: inside a domain and across domains."""
 
 from collections.abc import Callable
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 import numpy as np
 
 from topoep_jax.topology import Topology
 
+Bytes = TypeVar("Bytes", int, np.ndarray)
 
-def link_ps(total_bytes: int, fs_per_byte: int) -> int:
-    """Picoseconds to move `total_bytes`: the one rounding rule."""
+
+def link_ps(total_bytes: Bytes, fs_per_byte: int) -> Bytes:
+    """Picoseconds to move `total_bytes`, a number or int64 [...]: the one rounding rule."""
     return total_bytes * fs_per_byte // 1000
 
 
