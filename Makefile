@@ -55,10 +55,11 @@ kernel-table: $(VENV)/.extra-cuda-aot
 	for arch in sm_90 sm_100; do $(PY) topoep_jax/_cuda_build.py --arch $$arch --out build/cuda/$$arch || exit 1; done
 	$(PY) tools/kernel_table.py build/cuda/*
 
-# results/full/mutants.json and order_mutants.json
+# results/full/mutants.json, order_mutants.json and model_mutants.json
 mutants: setup $(VENV)/.extra-cuda-aot
 	$(PY) tools/mutants.py $(ARGS)
 	$(PY) tools/order_mutants.py
+	$(PY) tools/model_mutants.py
 
 clean:
 	rm -rf $(VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
