@@ -1,6 +1,6 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
-#   make setup | train | test | test-full | test-cuda | lint | bench | kernel-table | mutants | clean
+#   make setup | train | test | test-full | test-cuda | parity | lint | bench | kernel-table | mutants | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
@@ -13,13 +13,14 @@ ARGS :=
 WORKERS := 2
 EXTRA :=
 PY := $(VENV)/bin/python
+PARITY_VENV := .venv-parity
 # A worker that runs out of tests takes some of another's; until then neighbours stay together, which share programs.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
-.PHONY: setup train test test-full test-cuda lint bench kernel-table mutants clean
+.PHONY: setup train test test-full test-cuda parity lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:
 
 setup: same-python $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
@@ -37,6 +38,10 @@ test-full: setup
 # The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
 test-cuda: setup $(VENV)/.extra-cuda-aot
 	$(PYTEST) --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
+
+# The models against transformers, which has an environment of its own: it needs torch, and no JAX.
+parity: setup $(PARITY_VENV)/.requirements
+	$(PY) -m pytest tests/parity_test.py --transformers-python=$(CURDIR)/$(PARITY_VENV)/bin/python $(ARGS)
 
 lint: setup
 	$(PY) -m ruff check
@@ -62,7 +67,7 @@ mutants: setup $(VENV)/.extra-cuda-aot
 	$(PY) tools/model_mutants.py
 
 clean:
-	rm -rf $(VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) $(PARITY_VENV) build dist bazel-* .pytest_cache .mypy_cache .ruff_cache .hypothesis
 	find topoep_jax models train tests examples -name __pycache__ -prune -exec rm -rf {} +
 
 # pip is what `python -m venv` writes last: a folder without it is the rest of an interrupted run.
@@ -70,12 +75,12 @@ $(VENV)/bin/pip:
 	@python=$$(tools/find_python.sh $(PYTHON)) && echo "== virtual environment $(VENV) from $$python" \
 	  && $$python -m venv --clear $(VENV)
 
-# The lists of requirements are pyproject.toml's own: the package's, and those of the named extras.
+# The lists of requirements are pyproject.toml's own: "package", those of the package, and those of extras.
 define REQUIREMENTS
 import sys, tomllib
 project = tomllib.load(open("pyproject.toml", "rb"))["project"]
-extras = project["optional-dependencies"]
-print(*project["dependencies"], *(package for name in sys.argv[1:] for package in extras[name]), sep="\n")
+lists = {"package": project["dependencies"], **project["optional-dependencies"]}
+print(*(requirement for name in sys.argv[1:] for requirement in lists[name]), sep="\n")
 endef
 export REQUIREMENTS
 
@@ -88,14 +93,21 @@ same-python: | $(VENV)/bin/pip
 
 $(VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 	@echo "== Python packages"
-	@$(PY) -c "$$REQUIREMENTS" build test plan train > $@.txt
+	@$(PY) -c "$$REQUIREMENTS" package build test plan train > $@.txt
 	@$(PIP) -r $@.txt
 	@touch $@
 
 $(VENV)/.extra-%: $(VENV)/.requirements
 	@echo "== packages of the extra $*"
-	@$(PY) -c "$$REQUIREMENTS" $* > $@.txt
+	@$(PY) -c "$$REQUIREMENTS" package $* > $@.txt
 	@$(PIP) -r $@.txt
+	@touch $@
+
+$(PARITY_VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
+	@echo "== torch and transformers, in $(PARITY_VENV)"
+	@$(PY) -m venv $(PARITY_VENV)
+	@$(PY) -c "$$REQUIREMENTS" parity > $@.txt
+	@$(PARITY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r $@.txt
 	@touch $@
 
 $(VENV)/.native: $(VENV)/.requirements $(NATIVE_SRCS)
