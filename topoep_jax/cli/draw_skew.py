@@ -9,7 +9,8 @@ from topoep_jax.traces import Skew
 _LINE, _BAND, _GRAY = "#1f6fb4", "#bcd5ec", "#33373d"
 _STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 14, "font.size": 13}
 _CLIP = 99.5
-"""Percentile of the shares at which the colours end: a few experts would leave all others white."""
+"""Percentile of the shares at which the colours end, but not below a quarter of the largest: a few experts would leave
+all others white."""
 
 
 def draw(skew: Skew, title: str, path: str) -> None:
@@ -42,9 +43,10 @@ def figure_of(skew: Skew, title: str) -> Any:
 def _draw_share(figure: Any, axes: Any, skew: Skew) -> None:
     info, share = skew.info, skew.share.filled(0)
     even = 1 / info.num_experts
-    clip = max(float(np.percentile(share, _CLIP)), 2 * even)
+    most = float(share.max())
+    clip = max(float(np.percentile(share, _CLIP)), most / 4, 2 * even)
     image = axes.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=clip, interpolation="nearest")
-    bar = figure.colorbar(image, ax=axes, pad=0.02, extend="max" if share.max() > clip else "neither")
+    bar = figure.colorbar(image, ax=axes, pad=0.02, extend="max" if most > clip else "neither")
     bar.set_label(f"share of the layer's assignments (even: {even:.2g})")
     axes.set(title="(a) Assignments to each expert, all microbatches", xlabel="expert", ylabel="MoE layer")
     axes.title.set_ha("left")
