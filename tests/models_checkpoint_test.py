@@ -188,7 +188,7 @@ def spy(patch: pytest.MonkeyPatch) -> list[str]:
 
 
 def test_processes_read_their_experts_and_write_one_folder(tmp_path: Path) -> None:
-    write_folder(tmp_path / "in", BY_NAME["glm4_air"])
+    write_folder(tmp_path / "in", BY_NAME["qwen3"])
     run_processes("tests.models_checkpoint_test:on_each_process", str(tmp_path), devices_per_process=2)
     config, params = load(tmp_path / "in")
     checkpoint.save(tmp_path / "alone", config, params)

@@ -53,7 +53,8 @@ class NewFolder:
     ) -> None:
         if kind is None:
             check_new(self._folder)
-            _sync(self._partial)
+            for path in (*self._partial.rglob("*"), self._partial):
+                _sync(path)
             self._partial.rename(self._folder)
             _sync(self._folder.parent)
         else:
@@ -66,8 +67,9 @@ def check_new(folder: pathlib.Path) -> None:
         raise CheckpointError(folder, ["it is there already: name a folder that is not, nothing is overwritten"])
 
 
-def _sync(folder: pathlib.Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY)
+def _sync(path: pathlib.Path) -> None:
+    """Waits until a file or folder is on the disk."""
+    descriptor = os.open(path, os.O_RDONLY)
     try:
         os.fsync(descriptor)
     finally:
@@ -137,11 +139,9 @@ class Export:
             self._left.remove(name)
 
     def finish(self) -> None:
-        """Makes sure that everything was written, and is on the disk."""
+        """Makes sure that everything was written."""
         if self._left:
             raise ValueError(f"{len(self._left)} tensors were not written, {min(self._left)} among them")
-        for descriptor in self._files.values():
-            os.fsync(descriptor)
 
     def __enter__(self) -> "Export":
         return self

@@ -1,7 +1,6 @@
 """The files of a released folder: config.json, the index, and the headers of its safetensors files."""
 
 import json
-import os
 import pathlib
 from typing import Any, NamedTuple
 
@@ -108,11 +107,8 @@ def config_content(config: Any, dtypes: dict[str, np.dtype], extra: dict[str, An
 
 
 def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
-    """Writes a file that is on the disk when this returns."""
-    with path.open("w") as stream:
-        stream.write(json.dumps(content, indent=2) + "\n")
-        stream.flush()
-        os.fsync(stream.fileno())
+    """Writes a file for people to read too."""
+    path.write_text(json.dumps(content, indent=2) + "\n")
 
 
 def config_faults(config: Any, wanted: Any) -> list[str]:

@@ -158,6 +158,8 @@ class TrainedFolder:
         arrays = folder.absolute() / ITEM
         with ocp.StandardCheckpointer() as checkpointer:
             checkpointer.save(arrays, {_PREFIX + p.path: np.zeros(1, dtypes[p.path]) for p in table})
+        # Or each write would wait for the disk, which the whole folder does once, in the end.
+        context = tensorstore.Context({"file_io_sync": False})
         self._arrays = {}
         self._left = {(p.path, index) for p in table for index in p.blocks()}
         for parameter in table:
@@ -174,7 +176,8 @@ class TrainedFolder:
                 # Orbax looks whether all chunks are there.
                 "store_data_equal_to_fill_value": True,
             }
-            self._arrays[parameter.path] = tensorstore.open(spec, create=True, delete_existing=True).result()
+            opened = tensorstore.open(spec, create=True, delete_existing=True, context=context)
+            self._arrays[parameter.path] = opened.result()
 
     def put(self, parameter: Parameter, index: Index, block: np.ndarray) -> None:
         """Writes one block, each once, in any order."""
