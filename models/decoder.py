@@ -271,7 +271,8 @@ def _norm(config: DecoderConfig, dtypes: Mapping[str, Any]) -> RMSNorm:
 def _stack(make: Callable[[nnx.Rngs], Any], key: jax.Array, first: int, last: int) -> Any:
     """Layers first <= l < last as one module whose parameters have a leading axis; each draws by its own number."""
     keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(first, last, dtype=jnp.uint32))
-    return nnx.vmap(lambda key: make(nnx.Rngs(key)), in_axes=0, out_axes=0)(keys)
+    stacked = nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
+    return stacked(lambda key: make(nnx.Rngs(key)))(keys)
 
 
 def _positions(segments: jax.Array | None, length: int) -> jax.Array:

@@ -25,6 +25,9 @@ class Yarn:
       mscale: weight of the magnitude that rotated coordinates gain.
       mscale_all_dim: weight of the magnitude that the whole score gains; the rotation is divided by it, so that equal
         weights leave the rotation a rotation.
+
+    Raises:
+      ValueError: values out of range.
     """
 
     factor: float
@@ -33,6 +36,10 @@ class Yarn:
     beta_slow: float = 1.0
     mscale: float = 1.0
     mscale_all_dim: float = 0.0
+
+    def __post_init__(self) -> None:
+        if not (self.factor >= 1 and self.original_length >= 1 and self.beta_fast >= self.beta_slow > 0):
+            raise ValueError(f"{self} needs factor >= 1, original_length >= 1 and beta_fast >= beta_slow > 0")
 
     @property
     def rotation_magnitude(self) -> float:
