@@ -107,7 +107,7 @@ def _calibrations(points: dict[str, list[Point]]) -> str:
         if row[0].role != "base"
     ]
     notes = (
-        "R: the recommended one; A: no term of the experts' size, planning and all layers' factor fitted instead; C: as"
-        " R, fitted to all three models\n"
+        "R: the recommended one; A: no term of the experts' size, planning and all layers' factor fitted instead;\n"
+        "C: as R, fitted to all three models\n"
     )
     return f"{table(['error % by calibration', 'planner', 'skew', *points], rows, left=2)}{notes}"

@@ -78,7 +78,7 @@ class Traits(NamedTuple):
 
 
 class Phases(NamedTuple):
-    """Milliseconds of one layer by phase, `rho` included."""
+    """Milliseconds of one layer by phase, as Figure 15 shows them: without `rho`."""
 
     plan: float
     size: float
@@ -94,6 +94,10 @@ class Phases(NamedTuple):
         """Forward and backward."""
         experts = self.experts_forward + self.experts_backward
         return self.plan + self.size + 2 * self.replicas + 4 * self.exchange + experts
+
+    def times(self, factor: float) -> "Phases":
+        """All of them, longer or shorter."""
+        return Phases(*(factor * ms for ms in self))
 
 
 R = Calibration("R")
@@ -126,7 +130,7 @@ def phases(shape: Shape, traits: Traits, calibration: Calibration, rows: float) 
     else:
         between, inside = traits.inter / c.nic_gbs * hot, traits.intra / c.nvlink_gbs * hot
     replicas = c.replica_ms + traits.slots * expert_mb / c.replica_gbs if traits.slots else 0.0
-    times = (
+    return Phases(
         c.plan_ms * traits.balanced,
         c.size_ms * shape.num_experts * expert_mb / 1000 * traits.sized,
         replicas,
@@ -134,7 +138,6 @@ def phases(shape: Shape, traits: Traits, calibration: Calibration, rows: float) 
         forward,
         2 * forward * (c.backward if traits.balanced else 1),
     )
-    return Phases(*(c.rho * time for time in times))
 
 
 def nodes_per_assignment(inter: float, num_nodes: int, top_k: int) -> float:
@@ -174,4 +177,4 @@ def base_ms(model: str, calibration: Calibration) -> float:
     uniform = published_traits(shape, UNIFORM_IMBALANCE, 1 - 1 / shape.topology.num_domains, balanced=False)
     layer = phases(shape, uniform, calibration, TOKENS * shape.top_k).layer_ms
     whole = shape.topology.num_ranks * TOKENS / UNIFORM_THROUGHPUT[model]["none"].number
-    return whole - LAYERS[model] * layer
+    return whole - calibration.rho * LAYERS[model] * layer

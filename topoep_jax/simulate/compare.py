@@ -52,8 +52,8 @@ class Setting:
     def of_library(cls, rates: LayerRates, step: Step, top_k: int, name: str) -> "Setting":
         """This library's layer at a user's rates, which `name` tells of; varied one by one."""
         return cls(
-            f"this library's layer at the rates of {name}, {rates.launch_us} us a collective, {rates.plan_us} us a"
-            " plan; assumed, not fitted",
+            f"this library's layer at the rates of {name}; assumed: {rates.launch_us} us a collective,"
+            f" {rates.plan_us} us a plan",
             Constants(PipelinedLayer(rates), step),
             {
                 other: Constants(PipelinedLayer(changed), step, overlap)

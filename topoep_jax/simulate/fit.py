@@ -103,10 +103,10 @@ class Point:
         return fields | {"error_percent": self.error_percent, "kind": "simulated"}
 
 
-def forced_demand(model: str, seeds: Iterable[int]) -> dict[float, list[np.ndarray]]:
-    """int64 [R, E] of each seed, for each of `SKEWS`."""
-    draws = [biased_demand(SHAPES[model], SKEWS, seed) for seed in seeds]
-    return {skew: [draw[skew] for draw in draws] for skew in SKEWS}
+def forced_demand(model: str, seeds: Iterable[int], skews: Sequence[float] = SKEWS) -> dict[float, list[np.ndarray]]:
+    """int64 [R, E] of each seed, for each skew."""
+    draws = [biased_demand(SHAPES[model], skews, seed) for seed in seeds]
+    return {skew: [draw[skew] for draw in draws] for skew in skews}
 
 
 def planned_works(model: str, planner: str, demand: Iterable[np.ndarray]) -> list[Work]:
@@ -175,7 +175,7 @@ def _throughput(
     model: str, planner: str, skew: float, layer_ms: float, ratios: Ratios, calibration: Calibration
 ) -> Point:
     figure, printed = ("12", UNIFORM_THROUGHPUT) if skew == 0 else ("13a", THROUGHPUT)
-    step_ms = base_ms(model, calibration) + LAYERS[model] * layer_ms
+    step_ms = base_ms(model, calibration) + calibration.rho * LAYERS[model] * layer_ms
     thousands = tokens_per_second(SHAPES[model], step_ms) / 1e3
     fitted = planner in FITTED_PLANNERS and (model in FITTED_MODELS or calibration == C)
     role: Role = "base" if planner == "none" and skew == 0 else "calibration" if fitted else "held out"

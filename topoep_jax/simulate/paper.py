@@ -34,7 +34,7 @@ class PaperLayer:
 
     def add_forward(self, program: Program, work: Work, after: int) -> int:
         """Adds the forward pass of a layer after a task; returns the task that others may need."""
-        times = self.phases(work)
+        times = self.phases(work).times(self.calibration.rho)
         if work.balanced:
             after = program.together("plan", "plan", round(times.plan * _MS), [after])
             after = program.together("pull", "pull", round(times.replicas * _MS), [after])
@@ -44,7 +44,7 @@ class PaperLayer:
 
     def add_backward(self, program: Program, work: Work, after: int) -> int:
         """The same of the backward pass."""
-        times = self.phases(work)
+        times = self.phases(work).times(self.calibration.rho)
         after = program.together("grad", "dispatch", round(times.exchange * _MS), [after])
         after = program.compute("experts^T", "experts backward", self._experts(work, times.experts_backward), [after])
         after = program.together("home", "combine", round(times.exchange * _MS), [after])
@@ -54,7 +54,7 @@ class PaperLayer:
         return after
 
     def phases(self, work: Work) -> Phases:
-        """Times of one layer."""
+        """Times of one layer, without `rho`."""
         config = work.config
         shape = Shape(config.hidden, config.ffn, config.num_experts, self.top_k, config.topology)
         return phases(shape, self.traits(work), self.calibration, work.num_rows / config.num_ranks)

@@ -5,6 +5,7 @@ A product takes the arithmetic of its aligned rows at the hardware's sustained r
 """
 
 import dataclasses
+import functools
 
 import numpy as np
 
@@ -31,8 +32,8 @@ class LayerRates:
       launch_us: fixed time of a collective, in microseconds: launches and the latency of the network. An assumption.
       plan_us: the planner's time on the way to the first dispatch. The default is what the paper measured of its own
         (Figure 11: 337 to 455 us on 32 ranks); ours was not measured on a GPU.
-      once_of: K, where a token crosses to a domain once, however many of its K experts run there, and is forwarded. This
-        library's layer sends each assignment by itself (0), others do not; `verdict.variations` asks what if.
+      once_of: K, where a token crosses to a domain once, however many of its K experts run there, and is forwarded.
+        This library's layer sends each assignment by itself (0), others do not; `verdict.variations` asks what if.
       hot_permille: how much of the busiest link's excess over the mean link counts. The paper's figures imply 460
         (`calibration`): its exchanges are faster than the wire of its busiest rank.
     """
@@ -145,9 +146,13 @@ class _Layer:
         """The chunk that holds replicas."""
         return self.chunks - 1
 
-    @property
-    def cost(self) -> CostModel:
-        return self.work.config.cost
+    @functools.cached_property
+    def costs(self) -> tuple[CostModel, ...]:
+        """Prices of rows times one [H, I] matrix (down), and times two (gate and up)."""
+        config, hardware = self.work.config, self.rates.hardware
+        row_ps = [2 * matrices * config.hidden * config.ffn * 1000 // hardware.gflops for matrices in (1, 2)]
+        speeds = hardware.rank_speed
+        return tuple(dataclasses.replace(config.cost, row_ps=ps, rank_speed=speeds) for ps in row_ps)
 
     def exchange(self, name: str, phase: str, moved: np.ndarray, after: list[int], launches: int = 1) -> int:
         return self.program.exchange(name, phase, moved, launches * self.launch, after)
@@ -198,7 +203,7 @@ class _Layer:
 
     def _moved(self, chunk: int) -> np.ndarray:
         """int64 [R, R] bytes of a chunk's rows from source to executing rank."""
-        moved = self.work.rows[chunk] * self.cost.token_bytes
+        moved = self.work.rows[chunk] * self.costs[0].token_bytes
         if not self.rates.once_of:
             return moved
         topology, crosses = self.work.config.topology, self.work.config.topology.crosses_domains()
@@ -220,7 +225,4 @@ class _Layer:
 
     def _ps(self, aligned: np.ndarray, matrices: int) -> np.ndarray:
         """int64 [R]: time of rows int64 [R, j] times so many [H, I] matrices."""
-        flops = 2 * matrices * self.work.config.hidden * self.work.config.ffn
-        row_ps = flops * 1000 // self.rates.hardware.gflops
-        speeds = self.rates.hardware.rank_speed
-        return rank_compute_ps(aligned, dataclasses.replace(self.cost, row_ps=row_ps, rank_speed=speeds))
+        return rank_compute_ps(aligned, self.costs[matrices - 1])
