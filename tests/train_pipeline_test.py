@@ -4,19 +4,21 @@ import jax
 import numpy as np
 import pytest
 
-from train.config import TrainConfig
+from tests.train_runs import SHAPES, settings
 from train.pipeline import Pipeline, schedule
 from train.stages import bounds
 from train.state import TrainState
 from train.step import build
 
-TINY = "hidden=16,num_heads=2,ffn=8,num_experts=8,top_k=2,num_layers=3"
-SHAPES = {
-    "qwen3_tiny": f"{TINY},num_kv_heads=1,head_dim=8",
-    "glm4_tiny": f"{TINY},num_kv_heads=1,head_dim=8,rotary_dim=4,dense_ffn=16,shared_ffn=8",
-    "deepseek_v2_tiny": f"{TINY},dense_ffn=16,shared_ffn=8,q_lora=8,kv_lora=8,nope_dim=8,rope_dim=4,v_dim=8",
-}
 STEPS, MICROBATCHES = 2, 3
+SETTINGS = {
+    "steps": STEPS,
+    "clip": 0.5,
+    "balance_loss": True,
+    "batch_size": 4 * MICROBATCHES,
+    "microbatches": MICROBATCHES,
+    "ep": 4,
+}
 
 
 @pytest.fixture(autouse=True, scope="module")
@@ -24,25 +26,6 @@ def standard_promotion():
     """Optax is not written for strict promotion."""
     with jax.numpy_dtype_promotion("standard"):
         yield
-
-
-def settings(model: str) -> TrainConfig:
-    return TrainConfig(
-        model=model,
-        shape=SHAPES[model],
-        dtype="float32",
-        param_dtype="float32",
-        balance_loss=True,
-        steps=STEPS,
-        warmup=1,
-        clip=0.5,
-        batch_size=4 * MICROBATCHES,
-        microbatches=MICROBATCHES,
-        seq_len=16,
-        block_rows=8,
-        ep=4,
-        domains=2,
-    )
 
 
 def joined(states: tuple[TrainState, ...]) -> dict[str, np.ndarray]:
@@ -57,8 +40,8 @@ def joined(states: tuple[TrainState, ...]) -> dict[str, np.ndarray]:
 @pytest.mark.parametrize(
     "model", [pytest.param(model, marks=[] if model == "glm4_tiny" else pytest.mark.full) for model in SHAPES]
 )
-def test_two_stages_equal_one_program(model):
-    config = settings(model)
+def test_two_stages_equal_one_program(model, tmp_path):
+    config = settings(tmp_path / "run", model, shape=f"{SHAPES[model]},num_layers=3", **SETTINGS)
     whole, pipeline = build(config), Pipeline(config, np.asarray(jax.devices()[:8]), 2)
     state, states = whole.init(), pipeline.init()
     batches = np.random.default_rng(0).integers(0, 257, (STEPS, config.batch_size, config.seq_len + 1), np.int32)

@@ -11,22 +11,14 @@ import numpy as np
 import pytest
 
 from tests.multiprocess_worker import run_processes
+from tests.train_runs import metrics_of, restored, settings
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
 from train.config import TrainConfig
 from train.data import batches, load_tokens
-from train.step import Program, TrainState, build, make_mesh
+from train.mesh import make_mesh
+from train.step import Program, build
 
-TINY = TrainConfig(
-    shape="hidden=16,num_layers=2,num_heads=2,num_kv_heads=1,head_dim=8,ffn=8,num_experts=16,top_k=2",
-    dtype="float32",
-    steps=4,
-    save_every=2,
-    warmup=1,
-    seq_len=16,
-    block_rows=8,
-    domains=2,
-)
 WANTED = {
     *("step", "loss", "grad_norm", "tokens_per_s", "imbalance_before", "imbalance", "inter_domain_before"),
     *("inter_domain", "replica", "overflow_rows", "slots_used", "dropped_rows", "passes", "status", "expert_load"),
@@ -67,27 +59,6 @@ def each_step_is_compiled_once():
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(pretrain, "build", shared)
         yield
-
-
-def settings(run_dir: pathlib.Path, **changes) -> TrainConfig:
-    return TrainConfig(**{**vars(TINY), "run_dir": str(run_dir), "data": (str(text_of(run_dir.parent)),), **changes})
-
-
-def text_of(folder: pathlib.Path) -> pathlib.Path:
-    path = folder / "text.txt"
-    path.write_text("".join(f"{number} squared is {number * number}. " for number in range(2000)))
-    return path
-
-
-def metrics_of(run_dir: pathlib.Path) -> list[dict]:
-    """The lines of a run without what a clock measured."""
-    lines = (run_dir / "metrics.jsonl").read_text().splitlines()
-    return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
-
-
-def restored(config: TrainConfig) -> TrainState:
-    with Checkpoints(pathlib.Path(config.run_dir) / "checkpoints") as checkpoints:
-        return checkpoints.restore(build(config))
 
 
 @pytest.fixture(scope="module")
@@ -195,15 +166,15 @@ def test_what_overflows_runs_again_and_equals_extra_passes_bit_for_bit(tight_run
 def test_a_step_that_overflows_changes_nothing(tight_run):
     program = pretrain.build(dataclasses.replace(tight_run, overflow="flag"))
     text = load_tokens(tight_run.data)
-    batch = batches(text, batch_size=TINY.batch_size, seq_len=TINY.seq_len, seed=TINY.seed)[0]
+    batch = batches(text, batch_size=8, seq_len=16, seed=0)[0]
     before = jax.device_get(program.init())
     after, metrics = program.step(program.init(), program.place(batch))
     assert metrics.moe.passes.max() == 2
     jax.tree.map(np.testing.assert_array_equal, after, before)
 
 
-def test_on_cpu_steps_take_extra_passes_by_themselves():
-    assert build(TINY).exact_step is None
+def test_on_cpu_steps_take_extra_passes_by_themselves(whole_run):
+    assert build(whole_run).exact_step is None
 
 
 def test_too_few_devices_says_how_to_emulate():

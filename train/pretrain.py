@@ -81,7 +81,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     tokens = load_tokens(config.data)
     stream = batches(tokens, batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
     with Checkpoints(run_dir / "checkpoints") as checkpoints:
-        state = checkpoints.restore(program) if config.resume else _first_state(config, program)
+        state = checkpoints.restore(program) if config.resume else first_state(config, program)
         done = int(state.step)
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
@@ -93,7 +93,8 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     return _finish(config, program, log.records)
 
 
-def _first_state(config: TrainConfig, program: Program) -> TrainState:
+def first_state(config: TrainConfig, program: Program) -> TrainState:
+    """The state before the first step of a new run: of `config.init_from`, or random."""
     if not config.init_from:
         return program.init()
     dtype = param_dtype(config, program.mesh)
