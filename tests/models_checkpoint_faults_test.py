@@ -332,6 +332,15 @@ def test_what_is_known_may_be_there(tmp_path: Path, capsys: pytest.CaptureFixtur
         assert f"known and not read: {len(extra)} tensors, as {min(extra)}" in capsys.readouterr().out
 
 
+def test_a_file_that_changes_meanwhile_is_an_error(tmp_path: Path) -> None:
+    write_folder(tmp_path, QWEN3)
+    source = released.Released(tmp_path)
+    edit_bytes(SECOND, lambda data: data[: len(data) // 3])(tmp_path)
+    with pytest.raises(OSError, match=f"{SECOND} ends at byte .*: it was changed while being read"):
+        for parameter in source.parameters:
+            list(source.blocks(parameter))
+
+
 def test_many_faults_are_counted() -> None:
     error = checkpoint.CheckpointError("folder", [f"fault {i}" for i in range(100)])
     assert len(error.faults) == 100

@@ -192,9 +192,9 @@ def test_processes_read_their_experts_and_write_one_folder(tmp_path: Path) -> No
     run_processes("tests.models_checkpoint_test:on_each_process", str(tmp_path), devices_per_process=2)
     config, params = load(tmp_path / "in")
     checkpoint.save(tmp_path / "alone", config, params)
-    for name in ("ep", "fsdp"):
+    for name in ("ep", "fsdp", "away"):
         assert contents(tmp_path / name) == contents(tmp_path / "alone")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "ep", "fsdp", "in"]
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["alone", "away", "ep", "fsdp", "in"]
 
 
 def on_each_process(folder: str) -> None:
@@ -207,6 +207,13 @@ def on_each_process(folder: str) -> None:
         assert experts == set(range(4 * jax.process_index(), 4 * jax.process_index() + 4))
         assert len(read) == len(set(read))
         checkpoint.save(path / name, config, params)
+    # A stage of a pipeline that another process runs.
+    read.clear()
+    mesh = Mesh(np.asarray(jax.devices()[2:]), ("ep",))
+    places = models.state_shardings(checkpoint.abstract(config), mesh)
+    params = checkpoint.load(path / "in", config, places)
+    assert bool(read) == (jax.process_index() == 1)
+    checkpoint.save(path / "away", config, params)
     # One process alone finds its target in the way, or a fault: all of them say so.
     with pytest.raises(checkpoint.CheckpointError, match="there already" if jax.process_index() == 0 else "process 0"):
         checkpoint.save(path / "ep", config, params)

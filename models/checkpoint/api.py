@@ -82,14 +82,13 @@ def load(
     starts = {"dense_layers": min(first, dense), "layers": max(first - dense, 0)}
     with _everywhere(path):
         source = open_source(path, config=config, fp8=fp8)
-    with source:
-        return nested(
-            {
-                p.path: place(source, p, wanted[p.path], places[p.path], starts.get(p.path.split("/")[0], 0))
-                for p in source.parameters
-                if p.path in wanted
-            }
-        )
+    return nested(
+        {
+            p.path: place(source, p, wanted[p.path], places[p.path], starts.get(p.path.split("/")[0], 0))
+            for p in source.parameters
+            if p.path in wanted
+        }
+    )
 
 
 def save(
@@ -125,7 +124,7 @@ def save(
         with _everywhere(path):
             if jax.process_index() == 0:
                 files = stack.enter_context(NewFolder(path))
-                export = stack.enter_context(Export(files, content, source.parameters, dtypes, max_shard_bytes))
+                export = Export(files, content, source.parameters, dtypes, max_shard_bytes)
         # A process that cannot write goes on reading, since the others cannot do so alone.
         fault: OSError | None = None
         for parameter in source.parameters:

@@ -6,8 +6,7 @@ layers. Each goes to the devices at once, so that the host holds one block, what
 
 import functools
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -61,7 +60,7 @@ def place(
         parts[region] if first_with[region] == device else jax.device_put(parts[region], device)
         for device, region in regions.items()
     ]
-    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, copies)
+    return jax.make_array_from_single_device_arrays(leaf.shape, sharding, copies, dtype=leaf.dtype)
 
 
 def _put(part: jax.Array | None, piece: np.ndarray, at: Index, region: _Region, device: Any) -> jax.Array:
@@ -125,14 +124,6 @@ class OnDevices:
         ]
         raise_faults("parameters to save", faults)
 
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
-
     def dtype(self, parameter: Parameter) -> np.dtype:
         """The dtype of the array."""
         return np.dtype(self._params[parameter.path].dtype)
@@ -143,7 +134,9 @@ class OnDevices:
         """See `Source`. A block that lies on several processes is summed up by all of them, as bits."""
         leaf = self._params[parameter.path]
         shards = [(_region(shard.index, leaf.shape), shard) for shard in leaf.addressable_shards]
-        own = leaf.is_fully_replicated or leaf.is_fully_addressable
+        # The same on every process: all take part in the sum, or none does.
+        on_first = any(device.process_index == 0 for device in leaf.sharding.device_set)
+        own = jax.process_count() == 1 or (leaf.is_fully_replicated and on_first)
         for index in parameter.blocks() if wanted is None else sorted(wanted):
             block = np.zeros(parameter.block_shape, leaf.dtype)
             done: set[_Region] = set()

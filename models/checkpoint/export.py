@@ -77,7 +77,7 @@ def _sync(path: pathlib.Path) -> None:
 
 
 class Export:
-    """The files of one model, opened at once and filled block by block.
+    """The files of one model, laid out at once and filled block by block.
 
     Args:
       folder: an empty one.
@@ -103,7 +103,6 @@ class Export:
         self._folder = folder
         self._places: dict[str, _Place] = {}
         self._left: set[str] = set()
-        self._files: dict[str, int] = {}
         shards = _split(table, dtypes, max_shard_bytes)
         index: dict[str, str] = {}
         total = 0
@@ -124,10 +123,8 @@ class Export:
             self._places[name] = _Place(file, start, DTYPES[dtype])
             start += int(np.prod(shape, dtype=np.int64)) * DTYPES[dtype].itemsize
         self._left |= set(shard)
-        descriptor = os.open(self._folder / file, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666)
-        self._files[file] = descriptor
-        os.ftruncate(descriptor, start)
-        _write_all(descriptor, memoryview(header), 0)
+        (self._folder / file).write_bytes(header)
+        os.truncate(self._folder / file, start)
         return start - len(header)
 
     def put(self, parameter: Parameter, index: Index, block: np.ndarray) -> None:
@@ -135,23 +132,13 @@ class Export:
         for name, view in zip(parameter.names(index), parameter.weight.layout(block), strict=True):
             place = self._places[name]
             values = np.ascontiguousarray(view, place.dtype)
-            _write_all(self._files[place.file], values.reshape(-1).view(np.uint8).data, place.start)
+            _write(self._folder / place.file, values.reshape(-1).view(np.uint8).data, place.start)
             self._left.remove(name)
 
     def finish(self) -> None:
         """Makes sure that everything was written."""
         if self._left:
             raise ValueError(f"{len(self._left)} tensors were not written, {min(self._left)} among them")
-
-    def __enter__(self) -> "Export":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        for descriptor in self._files.values():
-            os.close(descriptor)
-        self._files.clear()
 
 
 def _split(
@@ -171,7 +158,11 @@ def _split(
     return shards
 
 
-def _write_all(descriptor: int, data: memoryview, offset: int) -> None:
-    while data:
-        count = os.pwrite(descriptor, data, offset)
-        data, offset = data[count:], offset + count
+def _write(file: pathlib.Path, data: memoryview, offset: int) -> None:
+    descriptor = os.open(file, os.O_WRONLY)
+    try:
+        while data:
+            count = os.pwrite(descriptor, data, offset)
+            data, offset = data[count:], offset + count
+    finally:
+        os.close(descriptor)

@@ -4,15 +4,14 @@ import math
 import pathlib
 import re
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, NamedTuple, Self
+from typing import Any, NamedTuple
 
 import numpy as np
 
 from models.checkpoint.faults import raise_faults
 from models.checkpoint.folder import CONFIG, Files, config_faults, extra_of, read_config, read_files
 from models.checkpoint.parameters import Index, Parameter, ignored, parameters, tensors
-from models.checkpoint.safetensors import DTYPES, Reader, Tensor
+from models.checkpoint.safetensors import DTYPES, Tensor, read_rows
 
 SCALE = "_scale_inv"  # Appended to the name of an fp8 weight: f32, one number for each block of it.
 FP8 = "F8_E4M3"
@@ -37,15 +36,6 @@ class Released:
         raise_faults(folder, scan.faults)
         self.config, self.parameters, self.tensors = scan.config, scan.parameters, scan.files.tensors
         self.extra = extra_of(scan.content)
-        self._reader = Reader()
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        self._reader.close()
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """The widest dtype among its tensors; of fp8, bfloat16."""
@@ -74,14 +64,12 @@ class Released:
             step = math.ceil(step / FP8_BLOCK) * FP8_BLOCK
         for first in range(0, tensor.shape[0], step):
             last = min(first + step, tensor.shape[0])
-            rows = self._reader.rows(tensor, first, last)
+            rows = read_rows(tensor, first, last)
             view[first:last] = self._scaled(name, rows, first) if tensor.dtype == FP8 else rows
 
     def _scaled(self, name: str, rows: np.ndarray, first: int) -> np.ndarray:
         """Rows of an fp8 weight, `first` a multiple of 128, times the scale of their blocks: f32."""
-        scale = self._reader.rows(
-            self.tensors[name + SCALE], first // FP8_BLOCK, math.ceil((first + len(rows)) / FP8_BLOCK)
-        )
+        scale = read_rows(self.tensors[name + SCALE], first // FP8_BLOCK, math.ceil((first + len(rows)) / FP8_BLOCK))
         scale = scale.repeat(FP8_BLOCK, axis=1)[:, : rows.shape[1]]
         return rows.astype(np.float32) * scale.repeat(FP8_BLOCK, axis=0)[: len(rows)]
 

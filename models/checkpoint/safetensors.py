@@ -103,33 +103,24 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-class Reader:
-    """Reads rows of tensors; files stay open until `close`."""
+def read_rows(tensor: Tensor, first: int, last: int) -> np.ndarray:
+    """Rows first <= i < last of a tensor along its first axis, in its dtype.
 
-    def __init__(self) -> None:
-        self._open: dict[pathlib.Path, int] = {}
-
-    def close(self) -> None:
-        for descriptor in self._open.values():
-            os.close(descriptor)
-        self._open.clear()
-
-    def rows(self, tensor: Tensor, first: int, last: int) -> np.ndarray:
-        """Rows first <= i < last along the first axis, in the tensor's dtype.
-
-        Raises:
-          OSError: the file ends before them: it was changed after its header was read.
-        """
-        if tensor.file not in self._open:
-            self._open[tensor.file] = os.open(tensor.file, os.O_RDONLY)
-        dtype = DTYPES[tensor.dtype]
-        result = np.empty((last - first, *tensor.shape[1:]), dtype)
-        row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
-        left = result.reshape(-1).view(np.uint8).data
-        offset = tensor.start + first * row_bytes
+    Raises:
+      OSError: the file ends before them: it was changed after its header was read.
+    """
+    dtype = DTYPES[tensor.dtype]
+    result = np.empty((last - first, *tensor.shape[1:]), dtype)
+    row_bytes = math.prod(tensor.shape[1:]) * dtype.itemsize
+    left = result.reshape(-1).view(np.uint8).data
+    offset = tensor.start + first * row_bytes
+    descriptor = os.open(tensor.file, os.O_RDONLY)
+    try:
         while left:
-            count = os.preadv(self._open[tensor.file], [left], offset)
+            count = os.preadv(descriptor, [left], offset)
             if count == 0:
                 raise OSError(f"{tensor.file} ends at byte {offset}: it was changed while being read")
             left, offset = left[count:], offset + count
-        return result
+    finally:
+        os.close(descriptor)
+    return result

@@ -1,8 +1,7 @@
 """What parameters are read from, block by block: a released folder, a checkpoint of the trainer, arrays on devices."""
 
 from collections.abc import Iterable, Iterator
-from types import TracebackType
-from typing import Any, Protocol, Self
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -10,7 +9,7 @@ from models.checkpoint.parameters import Index, Parameter
 
 
 class Source(Protocol):
-    """Parameters of one model, checked before they are offered. Use as a context manager."""
+    """Parameters of one model, checked before they are offered."""
 
     config: Any
     """Of the model."""
@@ -28,9 +27,3 @@ class Source(Protocol):
 
         Yields index and block; the block is in `dtype` (None: as stored) and the caller's to keep.
         """
-
-    def __enter__(self) -> Self: ...
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None: ...

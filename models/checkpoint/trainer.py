@@ -9,8 +9,7 @@ import itertools
 import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
-from types import TracebackType
-from typing import Any, Self
+from typing import Any
 
 import ml_dtypes
 import numpy as np
@@ -77,14 +76,6 @@ class Trained:
             if array.dtype.name not in _FLOATS:
                 faults.append(f"wrong dtype: {path} is {array.dtype.name}, read are {', '.join(_FLOATS)}")
         return faults
-
-    def __enter__(self) -> Self:
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """The dtype of the array."""
@@ -189,11 +180,3 @@ class TrainedFolder:
         """Makes sure that everything was written."""
         if self._left:
             raise ValueError(f"{len(self._left)} blocks were not written, {min(self._left)} among them")
-
-    def __enter__(self) -> "TrainedFolder":
-        return self
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        pass

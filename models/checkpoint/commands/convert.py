@@ -8,7 +8,7 @@ from absl import flags
 from models.checkpoint import trainer
 from models.checkpoint.api import export_dtypes, open_source
 from models.checkpoint.commands import define_common, named_config, named_folder
-from models.checkpoint.export import MAX_SHARD_BYTES, Export, NewFolder
+from models.checkpoint.export import MAX_SHARD_BYTES, Export, NewFolder, check_new
 from models.checkpoint.folder import config_content
 
 _FORMATS = ("released", "trainer")
@@ -40,19 +40,20 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         if values[name].value not in (None, *allowed):
             raise ValueError(f"--{name}={values[name].value} is unknown: take one of {', '.join(allowed)}")
     kind = values.format or ("released" if trainer.find(folder) is not None else "trainer")
-    with open_source(folder, config=named_config(values), fp8=values.fp8) as source, NewFolder(to) as files:
-        dtypes = export_dtypes(source, values.dtype and _dtype(values.dtype))
-        content = config_content(source.config, dtypes, source.extra)
+    check_new(to)
+    source = open_source(folder, config=named_config(values), fp8=values.fp8)
+    dtypes = export_dtypes(source, values.dtype and _dtype(values.dtype))
+    content = config_content(source.config, dtypes, source.extra)
+    with NewFolder(to) as files:
         sink: Export | trainer.TrainedFolder
         if kind == "released":
             sink = Export(files, content, source.parameters, dtypes, values.max_shard_bytes)
         else:
             sink = trainer.TrainedFolder(files, content, source.parameters, dtypes)
-        with sink:
-            for parameter in source.parameters:
-                for index, block in source.blocks(parameter):
-                    sink.put(parameter, index, block)
-            sink.finish()
+        for parameter in source.parameters:
+            for index, block in source.blocks(parameter):
+                sink.put(parameter, index, block)
+        sink.finish()
     yield f"{to}: {type(source.config).__name__}, {kind}, {', '.join(sorted({d.name for d in dtypes.values()}))}\n"
 
 

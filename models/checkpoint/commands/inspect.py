@@ -26,11 +26,13 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder = named_folder(values, "folder")
     if trainer.find(folder) is not None:
-        with trainer.Trained(folder, config=named_config(values)) as source:
-            yield f"{trainer.find(folder)}: checkpoint of the trainer\n{_model(source.config)}"
-            for parameter in source.parameters:
-                yield f"  {parameter.path}: {source.dtype(parameter)} {list(parameter.shape)}\n"
+        source = trainer.Trained(folder, config=named_config(values))
+        yield f"{trainer.find(folder)}: checkpoint of the trainer\n{_model(source.config)}"
+        for parameter in source.parameters:
+            yield f"  {parameter.path}: {source.dtype(parameter)} {list(parameter.shape)}\n"
         return
+    if not folder.is_dir():
+        raise ValueError(f"no such folder: {folder}")
     # That weights are fp8 is a fact here and no fault.
     scan = scan_folder(folder, config=named_config(values), fp8=True)
     yield f"{folder}: released folder, model type {scan.content.get('model_type')!r}\n"

@@ -29,17 +29,17 @@ def define() -> flags.FlagValues:
 def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder, config = named_folder(values, "folder"), named_config(values)
-    with open_source(folder, config=config, fp8=values.fp8) as source:
-        if not values.other:
-            raise_faults(folder, list(_not_finite(source)))
-            yield f"{folder}: complete, fits {type(source.config).__name__}, all values are finite\n"
-            return
-        other = pathlib.Path(values.other)
-        with open_source(other, config=config, fp8=values.fp8) as another:
-            faults = config_faults(another.config, source.config)
-            raise_faults(f"{folder} and {other}", faults or list(_differences(source, another, values.tolerance)))
-            within = f"within {values.tolerance:g}" if values.tolerance else "bit for bit"
-            yield f"{folder} and {other}: equal {within}{_dtypes(source, another)}\n"
+    source = open_source(folder, config=config, fp8=values.fp8)
+    if not values.other:
+        raise_faults(folder, list(_not_finite(source)))
+        yield f"{folder}: complete, fits {type(source.config).__name__}, all values are finite\n"
+        return
+    other = pathlib.Path(values.other)
+    another = open_source(other, config=config, fp8=values.fp8)
+    faults = config_faults(another.config, source.config)
+    raise_faults(f"{folder} and {other}", faults or list(_differences(source, another, values.tolerance)))
+    within = f"within {values.tolerance:g}" if values.tolerance else "bit for bit"
+    yield f"{folder} and {other}: equal {within}{_dtypes(source, another)}\n"
 
 
 def _not_finite(source: Source) -> Iterator[str]:
