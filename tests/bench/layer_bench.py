@@ -20,7 +20,8 @@ from flax import nnx
 
 from topoep_jax import MoE
 from train.config import TrainConfig, emulate_devices
-from train.step import build, make_mesh, make_topology
+from train.mesh import make_mesh, make_topology
+from train.step import build
 
 LIMIT = 1.3
 """The most that two chunks may take in units of one (issue 5, acceptance 7)."""
