@@ -71,10 +71,13 @@ class Core:
         return mixed[..., :width]
 
     def _takes_cudnn(self, query: jax.Array, key: jax.Array, *, masked: bool) -> bool:
-        present = set(jax.local_devices()) & set(self.mesh.devices.flat)
-        if self.implementation != "auto" or not present or min(d.platform for d in present) == "cpu":
+        if self.implementation != "auto":
             return self.implementation == "cudnn"
-        device = min(present, key=lambda d: d.id)
+        ours = set(self.mesh.devices.flat)
+        # None where a program is compiled ahead of time, for GPUs that this machine does not have.
+        device = next((device for device in jax.local_devices() if device in ours), None)
+        if device is None or device.platform == "cpu":
+            return False
         return _compiles_cudnn(device, query.shape[1:], key.shape[1:], query.dtype, masked)
 
     def _rows(self, query: jax.Array) -> int:

@@ -103,6 +103,9 @@ def report(what: str, faults: list[str]) -> None:
         raise ValueError(f"{what}: {'; '.join(faults)}")
 
 
+_YARN_NEEDS = ("factor", "original_max_position_embeddings")
+
+
 class HFConfig:
     """Reads a Hugging Face `config.json`; what is missing or not supported is collected, and `done` raises it.
 
@@ -166,13 +169,15 @@ class HFConfig:
         for name in sorted(set(self._rope) - known - ignored):
             self._fault(f"{name}={self._rope[name]!r} of YaRN is not supported", None)
         given = {name: self._rope[name] for name in known if self._rope.get(name) is not None}
-        for name in ("factor", "original_max_position_embeddings", "mscale", "mscale_all_dim"):
-            # Without both weights transformers takes another magnitude than the model's own code: nobody can be right.
-            if not isinstance(given.get(name), int | float) or given[name] <= 0:
-                self._fault(f"YaRN needs a positive {name}, not {self._rope.get(name)!r}", None)
-                return None
-        length = int(given.pop("original_max_position_embeddings"))
-        return Yarn(original_length=length, **{name: float(value) for name, value in given.items()})
+        try:
+            length = int(given.pop("original_max_position_embeddings"))
+            yarn = Yarn(original_length=length, **{name: float(value) for name, value in given.items()})
+        except (KeyError, TypeError, ValueError) as error:
+            return self._fault(f"YaRN needs positive numbers, at least {sorted(_YARN_NEEDS)}: {error}", None)
+        # Where only one weight is given, transformers takes another magnitude than the model's own code.
+        if not yarn.mscale_all_dim > 0 and (yarn.mscale, yarn.mscale_all_dim) != (1.0, 0.0):
+            self._fault(f"mscale={yarn.mscale} of YaRN without a positive mscale_all_dim is not supported", None)
+        return yarn
 
     def done(self) -> None:
         """Raises ValueError with everything that was found."""

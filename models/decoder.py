@@ -130,7 +130,7 @@ class Decoder(nnx.Module, Generic[Config]):
         first, last = stage or (0, config.num_layers)
         _check_stage(config, first, last)
         self.config, self.mesh, self.batch_axes, self.remat = config, mesh, (*data_axes, axis), remat
-        self.first_moe_layer = max(first, config.dense_layers)
+        self.moe_layers = range(max(first, config.dense_layers), last)
         self.starts, self.ends = first == 0, last == config.num_layers
         core = Core(mesh, self.batch_axes, attention)
         dtypes: dict[str, Any] = {"dtype": dtype, "param_dtype": param_dtype}
@@ -148,8 +148,8 @@ class Decoder(nnx.Module, Generic[Config]):
         if self.starts:
             self.embedding = Embedding(config.vocab, config.hidden, **dtypes, rngs=nnx.Rngs(keys["embedding"]))
         if first < config.dense_layers:
-            self.dense_layers = _stack(dense_layer, keys["layers"], first, config.dense_layers)
-        self.layers = _stack(moe_layer, keys["layers"], self.first_moe_layer, last)
+            self.dense_layers = _stack(dense_layer, keys["layers"], range(first, config.dense_layers))
+        self.layers = _stack(moe_layer, keys["layers"], self.moe_layers)
         if self.ends:
             self.norm = _norm(config, dtypes)
         if self.ends and not config.tied_embeddings:
@@ -204,9 +204,8 @@ class Decoder(nnx.Module, Generic[Config]):
             x, metrics, routed = layer(x, around, *inputs)
             return x, (metrics, routed if return_routing else None)
 
-        count = jax.tree.leaves(nnx.state(self.layers))[0].shape[0]
-        index = jnp.arange(self.first_moe_layer, self.first_moe_layer + count, dtype=jnp.int32)
-        x, (metrics, routed) = self._scan(self.layers, x, (replay, index), moe_layer)
+        numbers = jnp.asarray(self.moe_layers, jnp.int32)
+        x, (metrics, routed) = self._scan(self.layers, x, (replay, numbers), moe_layer)
         if not self.ends:
             return Output(x, metrics, routed)
         x = self.norm(x)
@@ -258,8 +257,7 @@ class Decoder(nnx.Module, Generic[Config]):
         for name, array in zip(("positions", "segments"), per_token, strict=True):
             if array is not None and array.shape != x.shape[:2]:
                 raise ValueError(f"{name} has shape {array.shape}, but {x.shape[:2]} is needed, as that of the tokens")
-        count = jax.tree.leaves(nnx.state(self.layers))[0].shape[0]
-        needed = (count, *x.shape[:2], self.config.top_k)
+        needed = (len(self.moe_layers), *x.shape[:2], self.config.top_k)
         if replay is not None and replay.shape != needed:
             raise ValueError(f"replay has shape {replay.shape}, but {needed} is needed: MoE layers, tokens, top_k")
 
@@ -268,9 +266,9 @@ def _norm(config: DecoderConfig, dtypes: Mapping[str, Any]) -> RMSNorm:
     return RMSNorm(config.hidden, eps=config.norm_eps, param_dtype=dtypes["param_dtype"])
 
 
-def _stack(make: Callable[[nnx.Rngs], Any], key: jax.Array, first: int, last: int) -> Any:
-    """Layers first <= l < last as one module whose parameters have a leading axis; each draws by its own number."""
-    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.arange(first, last, dtype=jnp.uint32))
+def _stack(make: Callable[[nnx.Rngs], Any], key: jax.Array, layers: range) -> Any:
+    """The layers as one module whose parameters have a leading axis; each draws by its own number."""
+    keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.asarray(layers, jnp.uint32))
     stacked = nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
     return stacked(lambda key: make(nnx.Rngs(key)))(keys)
 

@@ -226,6 +226,8 @@ def test_where_parameters_live(kind, fsdp):
     """Experts by expert; all else everywhere, or its matrices by "hidden" or "latent", never one axis twice."""
     mesh = mesh_of(2, 4)
     params = split(lambda: model_of(kind, mesh))[1]
+    state = nnx.state(nnx.eval_shape(lambda: model_of(kind, mesh)))
+    assert jax.tree.leaves(state_shardings(state, mesh)) == jax.tree.leaves(state_shardings(params, mesh))
     specs = jax.tree.map(lambda place: place.spec, state_shardings(params, mesh, fsdp=fsdp))
     assert specs["layers"]["moe"].pop("w") == PartitionSpec(None, "ep")
     assert state_shardings(params["layers"], mesh)["moe"]["w"].spec == PartitionSpec(None, "ep")
