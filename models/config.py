@@ -103,9 +103,6 @@ def report(what: str, faults: list[str]) -> None:
         raise ValueError(f"{what}: {'; '.join(faults)}")
 
 
-_YARN_NEEDS = ("factor", "original_max_position_embeddings")
-
-
 class HFConfig:
     """Reads a Hugging Face `config.json`; what is missing or not supported is collected, and `done` raises it.
 
@@ -125,8 +122,8 @@ class HFConfig:
         self._faults: list[str] = []
         self.only("model_type", model_type)
         self.only("hidden_act", "silu")
-        for name in ("attention_dropout", "mlp_bias"):
-            self.only(name, False)
+        self.only("attention_dropout", 0)
+        self.only("mlp_bias", False)
 
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that the config has; 1 for a fault, which `done` will raise."""
@@ -173,10 +170,14 @@ class HFConfig:
             length = int(given.pop("original_max_position_embeddings"))
             yarn = Yarn(original_length=length, **{name: float(value) for name, value in given.items()})
         except (KeyError, TypeError, ValueError) as error:
-            return self._fault(f"YaRN needs positive numbers, at least {sorted(_YARN_NEEDS)}: {error}", None)
-        # Where only one weight is given, transformers takes another magnitude than the model's own code.
-        if not yarn.mscale_all_dim > 0 and (yarn.mscale, yarn.mscale_all_dim) != (1.0, 0.0):
-            self._fault(f"mscale={yarn.mscale} of YaRN without a positive mscale_all_dim is not supported", None)
+            needed = "factor and original_max_position_embeddings"
+            return self._fault(f"YaRN needs {needed}, all its values being positive numbers: {error}", None)
+        # Where one weight alone is given, transformers takes another magnitude than the model's own code.
+        weights = given.get("mscale"), given.get("mscale_all_dim")
+        if not all(weights) and (weights[0] not in (None, 1) or weights[1]):
+            self._fault(
+                f"mscale={weights[0]} with mscale_all_dim={weights[1]} of YaRN is not supported: both or none", None
+            )
         return yarn
 
     def done(self) -> None:

@@ -70,6 +70,21 @@ def test_hugging_face_and_back(kind):
         assert config_type.from_hf({**written, "rope_parameters": rope}) == config
 
 
+@pytest.mark.parametrize(
+    ("weights", "read"),
+    [((1, 0.707), (1.0, 0.707)), ((None, None), (1.0, 0.0)), ((1.0, 0), (1.0, 0.0)), ((None, 1.0), None)],
+)
+def test_magnitudes_of_yarn_where_all_agree_on_them(weights, read):
+    rope = {"type": "yarn", "factor": 4, "original_max_position_embeddings": 64}
+    rope |= dict(zip(("mscale", "mscale_all_dim"), weights, strict=True))
+    hf = DeepSeekV2Config.tiny().to_hf() | {"rope_scaling": rope}
+    if read is None:
+        with pytest.raises(ValueError, match=r"mscale=None with mscale_all_dim=1\.0"):
+            DeepSeekV2Config.from_hf(hf)
+    else:
+        assert DeepSeekV2Config.from_hf(hf).yarn == Yarn(4.0, 64, mscale=read[0], mscale_all_dim=read[1])
+
+
 def test_what_the_released_configs_say_beside_what_we_read():
     lite = DeepSeekV2Config.tiny().to_hf() | {"q_lora_rank": None, "rope_scaling": None, "topk_method": "greedy"}
     lite |= {"n_group": 4, "torch_dtype": "bfloat16", "seq_aux": True, "auto_map": {}, "quantization_config": None}
@@ -136,7 +151,7 @@ def test_what_the_released_configs_say_beside_what_we_read():
                 "scoring_func='sigmoid'",
                 "num_key_value_heads=1",
                 "topk_method='noaux_tc'",
-                "mscale=0.5 of YaRN without a positive mscale_all_dim",
+                "mscale=0.5 with mscale_all_dim=None of YaRN is not supported",
             ],
         ),
         (
@@ -144,7 +159,7 @@ def test_what_the_released_configs_say_beside_what_we_read():
             {"rope_scaling": {"type": "yarn", "factor": 4, "truncate": False}},
             [
                 "truncate=False of YaRN",
-                "YaRN needs positive numbers, at least ['factor', 'original_max_position_embeddings']",
+                "YaRN needs factor and original_max_position_embeddings",
             ],
         ),
         ("deepseek_v2", {"rope_scaling": {"type": "llama3"}}, ["type 'llama3' are not supported, only 'yarn'"]),
