@@ -46,16 +46,18 @@ def place(
     first_with: dict[_Region, Any] = {}
     for device, region in regions.items():
         first_with.setdefault(region, device)
+    bits = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
     parts: dict[_Region, jax.Array] = {}
     for index, block in source.blocks(parameter, wanted, leaf.dtype):
         local = _minus(index, offset)
         for region, device in first_with.items():
             if _holds(region, local):
-                piece = block[tuple(slice(*extent) for extent in region[stacked:])]
+                piece = block[tuple(slice(*extent) for extent in region[stacked:])].view(bits)
                 at = tuple(i - begin for i, (begin, _) in zip(local, region, strict=False))
                 parts[region] = _put(parts.get(region), piece, at, region, device)
         # Otherwise blocks would queue up on the host faster than devices take them.
         jax.block_until_ready(list(parts.values()))
+    parts = {region: _from_bits(part, leaf.dtype) for region, part in parts.items()}
     copies = [
         parts[region] if first_with[region] == device else jax.device_put(parts[region], device)
         for device, region in regions.items()
@@ -64,7 +66,7 @@ def place(
 
 
 def _put(part: jax.Array | None, piece: np.ndarray, at: Index, region: _Region, device: Any) -> jax.Array:
-    """Writes a block's piece into a device's part of the parameter, which the first piece makes."""
+    """Writes a block's piece, as bits, into a device's part of the parameter, which the first piece makes."""
     shape = tuple(end - begin for begin, end in region)
     new = jax.device_put(piece.reshape((1,) * len(at) + piece.shape), device, may_alias=False)
     if new.shape == shape:
@@ -74,10 +76,16 @@ def _put(part: jax.Array | None, piece: np.ndarray, at: Index, region: _Region, 
     return _update(part, new, np.asarray(at, np.int32))
 
 
+# On CPU, XLA updates bfloat16 by turning the whole array into f32 and back; bits it updates in place.
 @functools.partial(jax.jit, donate_argnums=0)
 def _update(part: jax.Array, new: jax.Array, at: jax.Array) -> jax.Array:
     starts = [at[axis] if axis < at.size else jnp.zeros((), jnp.int32) for axis in range(part.ndim)]
     return lax.dynamic_update_slice(part, new, starts)
+
+
+@functools.partial(jax.jit, donate_argnums=0, static_argnums=1)
+def _from_bits(part: jax.Array, dtype: Any) -> jax.Array:
+    return lax.bitcast_convert_type(part, dtype)
 
 
 @functools.partial(jax.jit, static_argnums=2)
