@@ -31,6 +31,7 @@ def define() -> flags.FlagValues:
     # As a layer plans at every step.
     values.set_default("effort", "fast")
     values.set_default("cap_factor", 1.05)
+    values["cap_factor"].help = "bound on a rank's aligned rows, in units of the mean load"
     values["hardware"].help = (
         f"rates: {', '.join(studies.HARDWARE)}, or a file of `topoep measure`, for this library's layer; or {FITTED},"
         " the paper's cluster as its figures imply it"

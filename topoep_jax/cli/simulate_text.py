@@ -20,8 +20,10 @@ layer ms    one MoE layer and microbatch, forward and backward
 gain %      throughput of the step against none; low and high: the least and the most as the constants vary
 imbalance   rows of the busiest rank over the mean
 busiest link  the NIC or NVLink port that carries longest, in ms of a layer
-busy/alone  ms of a layer on the rank that computes longest; alone: of these, while it computes nothing
-Under {MEANINGLESS:g} % a difference means nothing; under {NEEDS_AGREEMENT:g} % all constants must agree in its sign.
+busiest rank  the one that computes and communicates longest
+busy/alone  ms of a layer on the busiest rank; alone: of these, while it computes nothing
+Under {MEANINGLESS:g} % a difference means nothing; under {NEEDS_AGREEMENT:g} % all constants must agree in its sign. Of large gains, take the
+low end: the paper's exchanges are faster than the wire of its busiest rank, and nobody knows why (--fit).
 """
 
 

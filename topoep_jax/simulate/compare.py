@@ -127,7 +127,7 @@ class Outcome:
         return 1e3 * ranks * tokens * step.microbatches / max(self.step_ms, 1e-9)
 
     def layer_shares(self) -> dict[str, Share]:
-        """What a layer was spent on, on the rank of each step that computes longest."""
+        """What a layer was spent on, on the busiest rank of each step."""
         each = [step.layer_shares(step.timeline.busiest_rank()) for step in self.steps]
         mean = {phase: [shares[phase] for shares in each] for phase in each[0]}
         return {

@@ -73,9 +73,8 @@ class Timeline:
                 yield Event(rank, task.stream, task.name, task.phase, *numbers)
 
     def busiest_rank(self) -> int:
-        """The rank that computes longest, the lowest of equals."""
-        computing = [index for index, task in enumerate(self.program.tasks) if task.stream == STREAMS[0]]
-        return int((self.end - self.begin)[computing].sum(axis=0).argmax())
+        """The rank that computes and communicates longest, both together, the lowest of equals: it waits little."""
+        return int((self.end - self.begin).sum(axis=0).argmax())
 
     def link_busy_ps(self) -> np.ndarray:
         """int64 [2, R], how long each rank's NIC and NVLink carry exchanges."""
