@@ -52,6 +52,10 @@ class Answer:
         """What was simulated."""
         return self.study.name + ("" if self.skew is None else f", skew {self.skew:g}")
 
+    def may_quote(self, outcome: Outcome) -> bool:
+        """Whether there is a gain to tell."""
+        return self.setting.quotable and outcome.planner != "none"
+
     def records(self) -> list[dict[str, Any]]:
         """As JSON, one for each planner."""
         return [self._record(outcome) for outcome in self.outcomes]
@@ -59,7 +63,7 @@ class Answer:
     def _record(self, outcome: Outcome) -> dict[str, Any]:
         plans, verdict = self.plans[outcome.planner], outcome.verdict
         link, rank, link_ms = outcome.steps[0].busiest_link()
-        quotable = self.setting.quotable and outcome.planner != "none"
+        quotable = self.may_quote(outcome)
         return {
             "kind": "simulated",
             "model": self.study.name,
@@ -73,10 +77,10 @@ class Answer:
             "layer_ms": outcome.layer_ms,
             "step_ms": outcome.step_ms,
             "tokens_per_second": outcome.tokens_per_second(self.tokens),
-            "gain_percent": verdict.gain,
-            "gain_percent_low": verdict.low,
-            "gain_percent_high": verdict.high,
-            "gain_percent_by_constants": dict(outcome.gains),
+            "gain_percent": verdict.gain if quotable else None,
+            "gain_percent_low": verdict.low if quotable else None,
+            "gain_percent_high": verdict.high if quotable else None,
+            "gain_percent_by_constants": dict(outcome.gains) if quotable else None,
             "answer": verdict.answer if quotable else None,
             "imbalance": statistics.mean(plan.imbalance for plan in plans),
             "inter_domain": statistics.mean(plan.inter_domain for plan in plans),
@@ -123,7 +127,7 @@ def _planners(answer: Answer) -> str:
                 milliseconds(outcome.layer_ms),
                 milliseconds(outcome.step_ms, 1),
                 f"{outcome.tokens_per_second(answer.tokens):,.0f}",
-                *(["-"] * 3 if outcome.planner == "none" else gains),
+                *(gains if answer.may_quote(outcome) else ["-"] * 3),
                 f"{statistics.mean(plan.imbalance for plan in plans):.2f}",
                 f"{100 * statistics.mean(plan.inter_domain for plan in plans):.1f}",
                 f"{statistics.mean(Status.CAP_MET in plan.status for plan in plans):.0%}",
