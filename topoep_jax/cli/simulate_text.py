@@ -22,8 +22,8 @@ imbalance   rows of the busiest rank over the mean
 busiest link  the NIC or NVLink port that carries longest, in ms of a layer
 busiest rank  the one that computes and communicates longest
 busy/alone  ms of a layer on the busiest rank; alone: of these, while it computes nothing
-Under {MEANINGLESS:g} % a difference means nothing; under {NEEDS_AGREEMENT:g} % all constants must agree in its sign. Of large gains, take the
-low end: the paper's exchanges are faster than the wire of its busiest rank, and nobody knows why (--fit).
+Under {MEANINGLESS:g} % a difference means nothing; under {NEEDS_AGREEMENT:g} % all constants must agree in its sign.
+Of large gains, take the low end: the paper's exchanges are faster than the wire of its busiest rank (--fit).
 """
 
 
