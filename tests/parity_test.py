@@ -74,9 +74,10 @@ def run_of(variant: Variant, folder) -> Run:
     config, graph, params = load(variant, folder, NUM_RANKS)
     batch = variants.batch_of(variant)
     valid, labels = batch["segments"] > 0, variants.next_tokens_of(batch).astype(np.int32)
-    # What a model finds by itself is left out: positions always but for one variant, segments where there is but one.
-    needed = ("tokens", "segments", "positions") if variant.name == "qwen3" else ("tokens", "segments")
-    batch = {name: batch[name] for name in (needed if variant.packed else ("tokens",))}
+    if variant.stride == 1:
+        del batch["positions"]
+    if not variant.packed:
+        del batch["segments"]
     batch, labels = jax.device_put((batch, labels), NamedSharding(mesh_of(NUM_RANKS), PartitionSpec("ep")))
     step = jax.jit(jax.value_and_grad(functools.partial(loss_of, graph), has_aux=True))
     (loss, output), gradients = step(params, batch, labels)

@@ -1,7 +1,7 @@
 """Makes one deliberate error in the models after the other, and shows that the parity tests notice: make mutants.
 
     python tools/model_mutants.py                 every mutant; writes results/full/model_mutants.json
-    python tools/model_mutants.py --only TEXT     those whose names hold TEXT; writes nothing
+    python tools/model_mutants.py --only TEXT     those whose names hold TEXT; the other rows of the JSON stay
     python tools/model_mutants.py --mutant NAME   the tests with this error; its status is theirs
 
 The errors are those of tools/model_mutants.txt; no file changes, since they are made while a module is imported. The
@@ -29,6 +29,8 @@ TABLE = ROOT / "tools/model_mutants.txt"
 RESULTS = ROOT / "results/full/model_mutants.json"
 TESTS = ("test_logits", "test_experts", "test_loss", "test_gradients")
 FAILED = 1
+# How pytest's summary of a failed test goes on, where it is an assertion that failed.
+COMPARISON = ("AssertionError", "assert")
 
 
 class Mutant(NamedTuple):
@@ -93,11 +95,16 @@ def describe(mutant: Mutant) -> dict[str, object]:
     command = [sys.executable, __file__, "--mutant", mutant.name]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
     failed = re.findall(r"^(FAILED|ERROR) tests/parity_test\.py::(\S+)(?: - (\w+))?", done.stdout, re.MULTILINE)
-    if any(error != "AssertionError" for _, _, error in failed) or done.returncode != (FAILED if failed else 0):
+    if any(error not in COMPARISON for _, _, error in failed) or done.returncode != (FAILED if failed else 0):
         text = done.stdout[-4000:] + done.stderr[-4000:]
         raise SystemExit(f"{mutant.name} fails otherwise than by its numbers, status {done.returncode}:\n{text}")
     noticed = [test for _, test, _ in failed]
     return {"mutant": mutant.name, "noticed_by": noticed, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def read_rows() -> list[dict]:
+    """The rows of the JSON, none where it is not there."""
+    return json.loads(RESULTS.read_text())["mutants"] if RESULTS.exists() else []
 
 
 def is_killed(mutant: Mutant, row: dict) -> bool:
@@ -114,18 +121,19 @@ def main() -> None:
     arguments = parser.parse_args()
     if arguments.mutant:
         raise SystemExit(run_with(next(mutant for mutant in mutants if mutant.name == arguments.mutant)))
-    mutants = [mutant for mutant in mutants if arguments.only in mutant.name]
-    for mutant in mutants:
+    chosen = [mutant for mutant in mutants if arguments.only in mutant.name]
+    for mutant in chosen:
         mutant.source()
-    if run_tests(tuple(dict.fromkeys(name for mutant in mutants for name in mutant.variants))):
+    if run_tests(tuple(dict.fromkeys(name for mutant in chosen for name in mutant.variants))):
         raise SystemExit("the tests fail without any error")
-    rows, survivors = [], []
-    for mutant in mutants:
-        rows.append(describe(mutant))
-        survivors += [] if is_killed(mutant, rows[-1]) else [mutant.name]
-        print(f"{mutant.name:44} {', '.join(rows[-1]['noticed_by']) or 'SURVIVED'}", flush=True)
-    if not arguments.only:
-        RESULTS.write_text(json.dumps({"mutants": rows}, indent=2) + "\n")
+    rows = {row["mutant"]: row for row in read_rows()}
+    survivors = []
+    for mutant in chosen:
+        rows[mutant.name] = row = describe(mutant)
+        survivors += [] if is_killed(mutant, row) else [mutant.name]
+        print(f"{mutant.name:44} {', '.join(row['noticed_by']) or 'SURVIVED'}", flush=True)
+        in_order = [rows[mutant.name] for mutant in mutants if mutant.name in rows]
+        RESULTS.write_text(json.dumps({"mutants": in_order}, indent=2) + "\n")
     if survivors:
         raise SystemExit(f"not every variant notices: {'; '.join(survivors)}")
 
