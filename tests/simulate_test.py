@@ -1,4 +1,4 @@
-"""The simulator: laws of time, bytes and streams, and the model of the paper's cluster against what is known of it."""
+"""The simulator of a layer and a step: laws of time and bytes, its export, and what may be said of a gain."""
 
 import dataclasses
 import itertools
@@ -6,16 +6,13 @@ import json
 import re
 from pathlib import Path
 
-import hypothesis.strategies as st
 import numpy as np
 import pytest
-from hypothesis import given, settings
 
 from topoep_jax.config import LayerConfig
 from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan import reference
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.links import busiest_direction, moved_ps
 from topoep_jax.plan.problem import Problem
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.simulate import (
@@ -26,17 +23,14 @@ from topoep_jax.simulate import (
     Setting,
     Step,
     Timeline,
-    base_ms,
     chrome_trace,
     compare,
     judge,
     simulate,
     work_of,
 )
-from topoep_jax.simulate.calibration import TOKENS, nodes_per_assignment, phases, published_traits, tokens_per_second
-from topoep_jax.simulate.fit import forced_demand, planned_works, points_of_paper, rms_error
-from topoep_jax.simulate.program import STREAMS, Links, Program
-from topoep_jax.simulate.published import BREAKDOWN, IMBALANCE, INTER_NODE, LAYERS, PLANNERS, THROUGHPUT
+from topoep_jax.simulate.calibration import nodes_per_assignment
+from topoep_jax.simulate.program import STREAMS, Program
 from topoep_jax.synthetic import biased_demand
 from topoep_jax.topology import Topology
 
@@ -63,95 +57,6 @@ def work(omega, planner="topoep_paper", **options):
 
 def step_ps(works, rates=RATES, step=None, *, overlap=True):
     return simulate(PipelinedLayer(rates), works, step or Step(), overlap=overlap).timeline.step_ps
-
-
-# Programs
-
-
-@st.composite
-def programs(draw):
-    """A program of eight ranks, and a way to make one of its tasks longer."""
-    seed, length = draw(st.integers(0, 2**32 - 1)), draw(st.integers(1, 12))
-    rng = np.random.default_rng(seed)
-    program = Program(8)
-    for number in range(length):
-        after = np.flatnonzero(rng.random(number) < 0.3).tolist()
-        kind = rng.integers(3)
-        if kind == 0:
-            program.compute(f"{number}", "experts", rng.integers(0, 1000, 8), after)
-        elif kind == 1:
-            moved = rng.integers(0, 50, (8, 8)) * (rng.random((8, 8)) < rng.random())
-            program.exchange(f"{number}", "rows", moved, int(rng.integers(0, 9)), after)
-        else:
-            program.together(f"{number}", "all", int(rng.integers(0, 100)), after)
-    return program
-
-
-def links(nic=20_000, nvlink=5_000, hot=1000):
-    return Links(TOPOLOGY, nic, nvlink, hot)
-
-
-@settings(max_examples=60)
-@given(programs(), st.integers(0, 11), st.sampled_from([0, 460, 1000]))
-def test_laws_of_programs(program, chosen, hot):
-    two, one = (Timeline.of(program, links(hot=hot), overlap=overlap) for overlap in (True, False))
-    for number, task in enumerate(program.tasks):
-        for before in task.after:
-            assert (two.begin[number] >= two.end[before]).all()
-    for timeline, streams in ((two, STREAMS), (one, (None,))):
-        for stream in streams:
-            own = [number for number, task in enumerate(program.tasks) if stream in (None, task.stream)]
-            assert (timeline.begin[own[1:]] >= timeline.end[own[:-1]]).all()
-        for rank in range(8):
-            shares = timeline.breakdown(rank)
-            assert sum(share.exposed_ps for share in shares.values()) == timeline.step_ps
-            assert all(0 <= share.exposed_ps <= share.busy_ps for share in shares.values())
-    assert (one.end >= two.end).all()
-    # Nothing that takes longer makes anything end earlier.
-    task = program.tasks[chosen % len(program.tasks)]
-    slower = Program(8)
-    slower.tasks = [dataclasses.replace(t, ps=t.ps + 7 * (t is task)) for t in program.tasks]
-    assert (Timeline.of(slower, links(hot=hot)).end >= two.end).all()
-    for changed in (links(nic=30_000, hot=hot), links(nvlink=6_000, hot=hot)):
-        assert (Timeline.of(program, changed).end >= two.end).all()
-
-
-def test_an_exchange_of_all_lasts_as_long_as_the_planner_says():
-    moved = np.random.default_rng(0).integers(1, 10**6, (8, 8))
-    program = Program(8)
-    program.exchange("rows", "rows", moved, 0)
-    assert Timeline.of(program, links()).step_ps == moved_ps(moved, TOPOLOGY, 20_000, 5_000, busiest_direction)
-
-
-def test_ranks_that_exchange_nothing_wait_for_nobody():
-    moved = np.zeros((8, 8), np.int64)
-    moved[0, 1], moved[2, 2] = 1000, 999
-    program = Program(8)
-    late = program.compute("late", "experts", np.arange(8) * 10**9)
-    program.exchange("rows", "rows", moved, 0, [late])
-    timeline = Timeline.of(program, links())
-    assert timeline.begin[1].tolist() == [10**9, *(np.arange(1, 8) * 10**9)]
-    assert (timeline.end[1] - timeline.begin[1]).tolist() == [5_000] * 2 + [0] * 6
-
-
-def test_half_of_a_busy_links_excess():
-    carried = np.zeros((2, 8, 8), np.int64)
-    carried[0, 0, 4:] = 400
-    busy = [links(hot=hot).busy_ps(carried)[0] for hot in (0, 500, 1000)]
-    assert busy[2].tolist() == [32_000, 0, 0, 0, *[8_000] * 4]
-    assert busy[0].tolist() == [8_000] * 8
-    assert busy[1].tolist() == [20_000, 4_000, 4_000, 4_000, *[8_000] * 4]
-
-
-def test_with_one_rank_the_step_is_the_sum_of_its_phases():
-    program = Program(1)
-    first = program.compute("a", "experts", 5)
-    program.together("b", "all", 7)
-    program.compute("c", "experts", 11, [first])
-    alone = Links(Topology((0,)), 1, 1)
-    assert Timeline.of(program, alone, overlap=False).step_ps == 23
-    assert Timeline.of(program, alone).step_ps == 16
-    assert Timeline.of(program, alone).breakdown(0)["all"] == (7, 0)
 
 
 # Layers
@@ -351,88 +256,6 @@ def test_chrome_trace(overlap):
     for spans in by_thread.values():
         spans.sort()
         assert all(end <= begin for (_, end), (begin, _) in itertools.pairwise(spans))
-
-
-# The paper's cluster
-
-OF_THE_RESEARCH = {
-    ("qwen3-30b-a3b", "none"): 331.1,
-    ("qwen3-30b-a3b", "fastermoe"): 326.9,
-    ("qwen3-30b-a3b", "flexmoe"): 378.6,
-    ("qwen3-30b-a3b", "eplb_fixed_main"): 355.6,
-    ("qwen3-30b-a3b", "topoep_paper"): 424.6,
-    ("glm-4.5-air", "none"): 89.5,
-    ("glm-4.5-air", "fastermoe"): 85.0,
-    ("glm-4.5-air", "flexmoe"): 94.9,
-    ("glm-4.5-air", "eplb_fixed_main"): 90.7,
-    ("glm-4.5-air", "topoep_paper"): 108.2,
-    ("deepseek-v2", "none"): 87.5,
-    ("deepseek-v2", "fastermoe"): 80.8,
-    ("deepseek-v2", "flexmoe"): 93.3,
-    ("deepseek-v2", "eplb_fixed_main"): 93.5,
-    ("deepseek-v2", "topoep_paper"): 109.3,
-}
-"""Thousand tokens/s at skew -4, as the constants gave them when they were fitted."""
-
-
-def modelled(model, planner, calibration=R):
-    shape = SHAPES[model]
-    ratios = IMBALANCE[model][planner].number, INTER_NODE[model][planner].number
-    traits = published_traits(shape, *ratios, balanced=planner != "none")
-    step = (
-        base_ms(model, calibration) + LAYERS[model] * phases(shape, traits, calibration, TOKENS * shape.top_k).layer_ms
-    )
-    return tokens_per_second(shape, step) / 1e3
-
-
-def test_the_fit_is_the_one_that_was_made():
-    assert [round(base_ms(model, R)) for model in LAYERS] == [216, 414, 419]
-    for (model, planner), expected in OF_THE_RESEARCH.items():
-        assert modelled(model, planner) == pytest.approx(expected, rel=0.002), (model, planner)
-
-
-def test_published_values_are_complete_and_marked():
-    for table in (THROUGHPUT, IMBALANCE, INTER_NODE):
-        assert {model: tuple(row) for model, row in table.items()} == dict.fromkeys(LAYERS, PLANNERS)
-        assert {value.mark for row in table.values() for value in row.values()} <= {"C", "I", "A"}
-    assert all(planner in PLANNERS for _, planner in BREAKDOWN)
-    # The text's percentages.
-    for model, gain in (("qwen3-30b-a3b", 4.4), ("glm-4.5-air", 14.5), ("deepseek-v2", 4.2)):
-        row = {planner: value.number for planner, value in THROUGHPUT[model].items()}
-        best = max(value for planner, value in row.items() if planner != "topoep_paper")
-        assert 100 * (row["topoep_paper"] / best - 1) == pytest.approx(gain, abs=0.06)
-
-
-@pytest.fixture(scope="module")
-def uniform():
-    return {model: planned_works(model, "topoep_paper", forced_demand(model, [0], [0.0])[0.0]) for model in LAYERS}
-
-
-def test_the_fit_point_by_point(uniform):
-    points = list(points_of_paper(R, uniform))
-    throughput = [point for point in points if point.metric == "throughput"]
-    assert len(throughput) == 15 + 6
-    assert len(points) - len(throughput) == 4 * 4 + 2 * 2
-    assert all(abs(point.error_percent) < 1e-9 for point in throughput if point.role == "base")
-    assert rms_error(point for point in throughput if point.role == "calibration") < 2
-    assert all(abs(point.error_percent) < 3.5 for point in throughput if point.role == "calibration")
-    held_out = [point for point in throughput if point.role == "held out"]
-    assert 6 < rms_error(held_out) < 7
-    assert {point.model for point in held_out if point.planner in ("none", "topoep_paper")} == {"deepseek-v2"}
-    record = points[0].record()
-    assert record["kind"] == "simulated"
-    assert record["mark"] == "C"
-    json.dumps(record, allow_nan=False)
-
-
-def test_the_timeline_of_the_paper_is_the_sum_of_its_phases(uniform):
-    model = "glm-4.5-air"
-    (own,) = uniform[model]
-    design = PaperLayer(R, SHAPES[model].top_k)
-    base = base_ms(model, R)
-    run = simulate(design, [own], Step(5, dense_ms=base))
-    assert run.step_ms == pytest.approx(base + 5 * design.phases(own).layer_ms, abs=1e-6)
-    assert run.step_ms == pytest.approx(simulate(design, [own], Step(5, dense_ms=base), overlap=False).step_ms)
 
 
 def test_without_replicas_the_papers_layer_pays_for_its_planner_alone():
