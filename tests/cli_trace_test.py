@@ -119,9 +119,8 @@ def test_many_layers_fit_a_screen(capsys, tmp_path):
 def test_arrays_of_users(capsys, tmp_path, shape):
     omega = np.random.default_rng(0).integers(0, 50, shape)
     np.save(tmp_path / "mine.npy", omega)
-    found = json.loads(
-        run(capsys, "trace", f"--trace={tmp_path / 'mine.npy'}", "--json", f"--png={tmp_path / 'a.png'}")
-    )
+    picture = [f"--png={tmp_path / 'a.png'}"] if len(shape) == 2 else []
+    found = json.loads(run(capsys, "trace", f"--trace={tmp_path / 'mine.npy'}", "--json", *picture))
     samples = omega.reshape(-1, shape[-3] if len(shape) == 4 else 1, 4, 8)
     load = samples.sum(axis=2)
     assert [layer["layer"] for layer in found["layers"]] == list(range(samples.shape[1]))

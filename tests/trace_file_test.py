@@ -5,11 +5,13 @@ import json
 import zipfile
 
 import hypothesis
+import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from hypothesis import strategies as st
 
+from tests.multiprocess_worker import run_processes
 from topoep_jax import Topology, TraceWriter, open_trace
 from topoep_jax.routing import Routed
 from topoep_jax.traces import container, layout, read_trace
@@ -186,13 +188,12 @@ def test_interrupted_and_resumed_equals_uninterrupted_byte_for_byte(folder, trac
     write(path, arguments, microbatches)
     whole = path.read_bytes()
     after = data.draw(st.sampled_from([-1, *(step for step, _ in microbatches)]))
-    head, *infos = container.walk(io.BytesIO(whole))
+    infos = container.walk(io.BytesIO(whole))[1:]
     kept = [info for info in infos if layout.microbatch_of(info.filename)[0] <= after]
-    end = container.end_of(io.BytesIO(whole), [head, *kept][-1])
+    end = container.end_of(io.BytesIO(whole), kept[-1]) if kept else 0
     path.write_bytes(whole[: data.draw(st.integers(end, len(whole)))])
     write(path, arguments, [part for part in microbatches if part[0] > after], resume_after=after)
-    if after == -1 or kept:
-        assert path.read_bytes() == whole
+    assert path.read_bytes() == whole
 
 
 def test_resuming(sample, fresh):
@@ -390,3 +391,27 @@ def test_omega_alone_cannot_be_replayed(tmp_path):
     np.save(tmp_path / "omega.npy", np.ones((2, 6), int))
     with open_trace(tmp_path / "omega.npy") as trace, pytest.raises(ValueError, match="does not tell the experts"):
         trace.replay(0)
+
+
+def append_everywhere(folder):
+    """Runs in each process: an array of which the other holds a part is refused, the gathered one is recorded."""
+    from jax.experimental import multihost_utils
+    from jax.sharding import Mesh, NamedSharding, PartitionSpec
+
+    sharding = NamedSharding(Mesh(np.asarray(jax.devices()), ("ep",)), PartitionSpec(None, "ep"))
+    tokens = np.arange(12).reshape(1, 6, 2) % 6
+    shared = jax.make_array_from_callback(tokens.shape, sharding, lambda index: tokens[index])
+    with TraceWriter(f"{folder}/{jax.process_index()}.npz", **SIZES) as writer:
+        with pytest.raises(ValueError, match="this process holds only a part of expert_idx: return it replicated"):
+            writer.append(shared)
+        writer.append(multihost_utils.process_allgather(shared, tiled=True))
+        writer.append(jax.jit(lambda x: x, out_shardings=NamedSharding(sharding.mesh, PartitionSpec()))(shared))
+
+
+@pytest.mark.full
+def test_several_processes(tmp_path):
+    run_processes("tests.trace_file_test:append_everywhere", str(tmp_path), devices_per_process=1)
+    for process in range(2):
+        with open_trace(tmp_path / f"{process}.npz") as trace:
+            for index in range(2):
+                np.testing.assert_array_equal(trace.expert_idx(index).ravel(), np.arange(12) % 6)

@@ -12,6 +12,7 @@ import pytest
 
 from tests.multiprocess_worker import run_processes
 from tests.train_runs import metrics_of, restored, settings
+from topoep_jax import Topology, open_trace
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
 from train.config import TrainConfig
@@ -51,7 +52,8 @@ def each_step_is_compiled_once():
         return dataclasses.replace(program, step=once, exact_step=again)
 
     def shared(config: TrainConfig) -> Program:
-        program = build_once(dataclasses.replace(config, overflow="flag", run_dir="", data=(), resume=False))
+        same = {"overflow": "flag", "run_dir": "", "data": (), "resume": False, "record_routing": 1}
+        program = build_once(dataclasses.replace(config, **same))
         if config.overflow == "flag":
             return program
         return dataclasses.replace(program, step=program.exact_step, exact_step=None)
@@ -63,7 +65,7 @@ def each_step_is_compiled_once():
 
 @pytest.fixture(scope="module")
 def whole_run(tmp_path_factory) -> TrainConfig:
-    config = settings(tmp_path_factory.mktemp("whole") / "run")
+    config = settings(tmp_path_factory.mktemp("whole") / "run", record_routing=1)
     pretrain.train(config)
     return config
 
@@ -89,8 +91,22 @@ def test_a_run_leaves_its_files(whole_run):
         assert (run_dir / name).read_bytes().startswith(b"\x89PNG")
 
 
+def test_recorded_routing_is_what_the_metrics_counted(whole_run):
+    lines = metrics_of(pathlib.Path(whole_run.run_dir))
+    with open_trace(pathlib.Path(whole_run.run_dir, "routing.npz")) as trace:
+        info = trace.info
+        assert trace.steps == (1, 2, 3, 4)
+        assert (info.num_experts, info.num_ranks, info.topology) == (16, 8, Topology.uniform(2, 4))
+        assert (info.layers, info.model, info.hidden, info.ffn) == ((0, 1), "qwen3_tiny", 16, 8)
+        omega = np.stack([trace.omega(index) for index in range(4)])
+    assert [line["expert_load"] for line in lines] == omega.sum(axis=2).tolist()
+    load = omega.sum(axis=2).reshape(4, 2, 8, 2).sum(axis=3)
+    means = (load.max(axis=2) / load.mean(axis=2)).mean(axis=1)
+    np.testing.assert_allclose([line["imbalance_before"] for line in lines], means, rtol=1e-6)
+
+
 def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(whole_run, tmp_path, capsys):
-    config = settings(tmp_path / "run")
+    config = settings(tmp_path / "run", record_routing=1)
     before = signal.getsignal(signal.SIGINT)
     pretrain.train(config, on_step=lambda record: record["step"] == 1 and signal.raise_signal(signal.SIGINT))
     assert signal.getsignal(signal.SIGINT) == before
@@ -99,8 +115,12 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(whole_run, tmp
     assert f"python -m train.pretrain --resume --run_dir={config.run_dir}" in printed
     assert len(metrics_of(tmp_path / "run")) == 1
 
-    pretrain.train(settings(tmp_path / "run", resume=True))
+    path, whole = (pathlib.Path(run.run_dir, "routing.npz") for run in (config, whole_run))
+    # As if the process had died in a step behind its checkpoint.
+    path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
+    pretrain.train(dataclasses.replace(config, resume=True))
     assert metrics_of(tmp_path / "run") == metrics_of(pathlib.Path(whole_run.run_dir))
+    assert path.read_bytes() == whole.read_bytes()
     jax.tree.map(np.testing.assert_array_equal, restored(config), restored(whole_run))
     with pytest.raises(ValueError, match="has done 4 of --steps=4: ask for more with --steps"):
         pretrain.train(settings(tmp_path / "run", resume=True))
@@ -186,7 +206,7 @@ def one_step_here(folder: str) -> None:
     """One process's part of a run of two; each keeps the line that it saw itself."""
     path = pathlib.Path(folder) / f"seen_{jax.process_index()}.json"
     # Buffers so small that no plan fits them.
-    config = settings(pathlib.Path(folder) / "run", steps=1, overflow="flag", cap_factor=0.25)
+    config = settings(pathlib.Path(folder) / "run", steps=1, overflow="flag", cap_factor=0.25, record_routing=1)
     pretrain.train(config, on_step=lambda record: path.write_text(json.dumps({**record, "tokens_per_s": None})))
 
 
@@ -200,3 +220,5 @@ def test_two_processes_start_like_one_and_run_what_overflows_again(whole_run, tm
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-5)
     assert there["expert_load"] == here["expert_load"]
+    with open_trace(tmp_path / "run" / "routing.npz") as trace:
+        assert trace.omega(0).sum(axis=1).tolist() == here["expert_load"]

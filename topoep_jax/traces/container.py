@@ -106,9 +106,8 @@ def walk(file: IO[bytes]) -> list[zipfile.ZipInfo]:
     while True:
         file.seek(offset)
         head = file.read(_LOCAL.size)
-        if head[:4] != b"PK\3\4":
-            # A directory that is not whole, a signature that is not whole, or nothing.
-            if found and (b"PK\1\2".startswith(head[:4]) or b"PK\3\4".startswith(head[:4])):
+        if not b"PK\3\4".startswith(head[:4]):
+            if found and b"PK\1\2".startswith(head[:4]):
                 return found
             raise DamagedError(f"byte {offset} begins neither an array nor the directory of a zip file")
         if len(head) < _LOCAL.size:

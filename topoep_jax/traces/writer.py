@@ -176,6 +176,8 @@ class TraceWriter:
         """Cuts the file behind the microbatches to keep."""
         try:
             infos = container.walk(self._file)
+            if not infos:
+                return  # Its writer died before the first microbatch was whole.
             head = read_head(self._file, infos)
             wanted = {**self._fields, "layers": self._layers or head.layers}
             differing = [name for name, value in wanted.items() if getattr(head, name) != value]
@@ -184,7 +186,7 @@ class TraceWriter:
                 raise ValueError(f"it was recorded with {name}={getattr(head, name)}, but this is {wanted[name]}")
         except ValueError as error:
             self._file.close()
-            raise ValueError(f"{self.path} cannot be continued: {error}") from error
+            raise ValueError(f"{self.path} cannot be continued: {error}; move it away to begin anew") from error
         kept = [info for info in infos[1:] if microbatch_of(info.filename)[0] <= after]
         self._infos = [infos[0], *kept]
         self._head = head
