@@ -9,8 +9,8 @@ from topoep_jax.traces import Skew
 _LINE, _BAND, _GRAY = "#1f6fb4", "#bcd5ec", "#33373d"
 _STYLE: Any = {"axes.spines.right": False, "axes.spines.top": False, "axes.titlesize": 14, "font.size": 13}
 _CLIP = 99.5
-"""Percentile of the shares at which the colours end, but not below a quarter of the largest: a few experts would leave
-all others white."""
+"""Percentile of the shares at which the colours end where the largest is far above, but not below its quarter: a few
+experts would leave all others white."""
 
 
 def draw(skew: Skew, title: str, path: str) -> None:
@@ -44,7 +44,8 @@ def _draw_share(figure: Any, axes: Any, skew: Skew) -> None:
     info, share = skew.info, skew.share.filled(0)
     even = 1 / info.num_experts
     most = float(share.max())
-    clip = max(float(np.percentile(share, _CLIP)), most / 4, 2 * even)
+    usual = float(np.percentile(share, _CLIP))
+    clip = most if most < 1.5 * usual else max(usual, most / 4, 2 * even)
     image = axes.imshow(share, aspect="auto", cmap="Blues", vmin=0, vmax=clip, interpolation="nearest")
     bar = figure.colorbar(image, ax=axes, pad=0.02, extend="max" if most > clip else "neither")
     bar.set_label(f"share of the layer's assignments (even: {even:.2g})")
@@ -62,8 +63,9 @@ def _draw_imbalance(axes: Any, skew: Skew) -> None:
     total = skew.share.max(axis=1) * skew.info.num_experts
     layers = np.array(skew.info.layers)
     axes.set_title("(b) Load of the busiest expert over the mean", loc="left")
-    axes.plot(layers, total.filled(np.nan), color=_GRAY, linestyle="--", label="all as one", zorder=3)
     _draw_range(axes, layers, skew.imbalance, "microbatches")
+    axes.plot(layers, total.filled(np.nan), color=_GRAY, linestyle="--", label="all microbatches as one")
+    _place_legend(axes)
     axes.set(xlabel="MoE layer", ylabel="max / mean (even: 1)")
 
 
@@ -76,19 +78,22 @@ def _draw_turnover(axes: Any, skew: Skew) -> None:
         axes.set_axis_off()
         return
     _draw_range(axes, np.arange(1, len(skew.steps)), 100 * skew.turnover.T, "layers")
+    _place_legend(axes)
     axes.set(xlabel="microbatch", ylabel=f"% changed (by chance: {100 * chance:.0f})")
 
 
 def _draw_range(axes: Any, x: np.ndarray, values: np.ma.MaskedArray, of_what: str) -> None:
-    """Mean and range of `values` [samples, x] over their first axis, with room for the legend above them."""
-    mean = values.mean(axis=0).filled(np.nan)
+    """Mean and range of `values` [samples, x] over their first axis."""
+    style: Any = {"color": _LINE, "linewidth": 2, "marker": "o" if len(x) <= 60 else "", "markersize": 4}
+    axes.plot(x, values.mean(axis=0).filled(np.nan), **style, label=f"mean of {of_what}")
     if len(values) > 1:
         known = (column.compressed() for column in values.T)
         low, high = np.transpose([np.percentile(some, (10, 90)) if some.size else (np.nan, np.nan) for some in known])
         axes.fill_between(x, low, high, color=_BAND, linewidth=0, label="10 to 90 %")
-    axes.plot(
-        x, mean, color=_LINE, linewidth=2, marker="o" if len(x) <= 60 else "", markersize=4, label=f"mean of {of_what}"
-    )
-    axes.set_ylim(0, 1.45 * axes.dataLim.y1 or 1)
+
+
+def _place_legend(axes: Any) -> None:
+    """Above the lines, where room is made for it."""
+    axes.set_ylim(0, 1.5 * axes.dataLim.y1 or 1)
     axes.xaxis.get_major_locator().set_params(integer=True)
-    axes.legend(frameon=False, fontsize=11, loc="upper left", ncols=3, columnspacing=1.2)
+    axes.legend(frameon=False, fontsize=11, loc="upper left", ncols=2)
