@@ -67,7 +67,7 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_becomes_a_released_folder(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder, released = run_folder / "checkpoints", run_folder / "in"
-    assert "1 fault: - no config.json" in fails(capsys, "convert", f"--from={folder}", f"--to={tmp_path / 'out'}")
+    assert "1 fault: - no config.json says which model it is" in fails(capsys, "convert", f"--from={folder}", f"--to={tmp_path / 'out'}")
     run("convert", f"--from={folder}", f"--to={tmp_path / 'out'}", f"--config={released}", "--max_shard_bytes=50000")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     np.testing.assert_equal(tensors_in(tmp_path / "out"), tensors_of(BY_NAME["glm4_air"]))
@@ -79,6 +79,10 @@ def test_a_run_becomes_a_released_folder(run_folder: Path, tmp_path: Path, capsy
     )
     run("inspect", folder, f"--config={released}")
     assert "layers/moe/w: float32 [2, 8, 1536]" in capsys.readouterr().out
+    # As the trainer leaves it: config.json beside the steps says the model.
+    shutil.copy(released / "config.json", folder)
+    run("verify", released, folder)
+    run("verify", released, folder / "10")
 
 
 def test_a_released_folder_becomes_one_for_the_trainer(tmp_path: Path, capsys: pytest.CaptureFixture) -> None:

@@ -22,6 +22,7 @@ from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from models.checkpoint import load
+from models.checkpoint.folder import write_json
 from topoep_jax import Status, transport
 from train import report
 from train.checkpoint import Checkpoints
@@ -88,6 +89,8 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else None, keep=done)
         if _is_lead():
             config.save(run_dir / "config.json")
+            # So that `models.checkpoint` knows the model of the arrays.
+            write_json(run_dir / "checkpoints" / "config.json", config.shapes().to_hf())
         _say(_headline(config, program, len(tokens)))
         _loop(config, program, state, stream, checkpoints, log, on_step)
     return _finish(config, program, log.records)

@@ -40,7 +40,7 @@ class Trained:
 
     Args:
       folder: of a run's checkpoints, of one of them, or one written by `TrainedFolder`.
-      config: of the model; None: as config.json beside the arrays says.
+      config: of the model; None: as config.json says, in the folder or, for one of several steps, beside it.
 
     Raises:
       CheckpointError: all that is missing, unknown, or of other shape or dtype.
@@ -52,13 +52,14 @@ class Trained:
             raise CheckpointError(folder, ["no checkpoint of the trainer is in it"])
         faults: list[str] = []
         content: dict[str, Any] = {}
-        if (folder / CONFIG).is_file():
-            content, found, faults = read_config(folder / CONFIG)
+        beside = folder.absolute().parent if folder.name.isdecimal() else folder
+        if (beside / CONFIG).is_file():
+            content, found, faults = read_config(beside / CONFIG)
             if found is not None and config is not None:
                 faults = config_faults(found, config)
             config = config if found is None else found
         elif config is None:
-            faults = [f"no {CONFIG}: a run's own checkpoints do not say which model it is, name one (--config)"]
+            faults = [f"no {CONFIG} says which model it is: name a folder that has one (--config)"]
         raise_faults(folder, faults)
         self.config, self.parameters, self.extra = config, parameters(config), extra_of(content)
         self._arrays, faults = _open(arrays)
