@@ -99,7 +99,7 @@ def test_writers_that_cannot_be(fresh, arguments, message):
         (np.zeros((3, 2, 2), int), None, r"shape \(3, 2, 2\) has 3 layers, not 2"),
         (np.zeros((2, 3, 2), int), None, r"shape \(2, 3, 2\) has 3 tokens for 2 ranks"),
         (np.full((2, 2, 2), 6), None, "names expert 6, but there are 6"),
-        (np.zeros((2, 2, 2), int), 4, "step=4 comes before 5, which is recorded"),
+        (np.zeros((2, 2, 2), int), 4, "step=4 must be at least 5: steps are recorded in order"),
         ([np.zeros((2, 2), int), np.zeros((4, 2), int)], None, "the layers have shapes"),
         ([], None, "give at least one"),
     ],

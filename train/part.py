@@ -31,7 +31,7 @@ class Part:
         self.config, self.mesh, self.shapes = config, mesh, config.shapes()
         first, last = stage or (0, self.shapes.num_layers)
         self.is_first, self.is_last = first == 0, last == self.shapes.num_layers
-        self._records = config.record_routing > 0 and stage is None
+        self._records = config.record_routing > 0
         options: dict[str, Any] = {
             "planner": config.planner,
             "effort": config.effort,

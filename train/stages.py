@@ -54,6 +54,8 @@ class Stage:
         """Stage `index`. Raises ValueError where shapes or devices do not fit."""
         if config.transport != "xla":
             raise ValueError(f"--transport={config.transport}: pipeline stages have collectives alone, take xla")
+        if config.record_routing:
+            raise ValueError(f"--record_routing={config.record_routing}: pipeline stages do not tell what they routed")
         shapes = config.shapes()
         self.mesh, self.index, self.num_stages = mesh, index, num_stages
         self.part = part = Part(config, mesh, overflow=overflow, stage=bounds(shapes.num_layers, num_stages)[index])

@@ -133,7 +133,7 @@ class TraceWriter:
             raise ValueError(f"expert_idx names expert {expert_idx.max()}, but there are {head.num_experts}")
         step = self._last[0] + 1 if step is None else int(step)
         if step < max(self._last[0], 0):
-            raise ValueError(f"step={step} comes before {self._last[0]}, which is recorded")
+            raise ValueError(f"step={step} must be at least {max(self._last[0], 0)}: steps are recorded in order")
         part = self._last[1] + 1 if step == self._last[0] else 0
         shape = num_layers, self._num_groups, head.num_ranks, num_tokens // ranks, top_k
         groups = encode(expert_idx, head.num_experts).reshape(shape)
@@ -152,11 +152,11 @@ class TraceWriter:
             self._file.close()
             self.path.unlink()
             return
-        # What a write that failed left behind goes.
-        self._file.seek(self._end)
-        self._file.truncate()
-        container.finish(self._file, self._infos)
-        self._file.close()
+        with self._file:
+            # What a write that failed left behind goes.
+            self._file.seek(self._end)
+            self._file.truncate()
+            container.finish(self._file, self._infos)
 
     def __enter__(self) -> "TraceWriter":
         return self
@@ -184,10 +184,10 @@ class TraceWriter:
             if differing:
                 name = differing[0]
                 raise ValueError(f"it was recorded with {name}={getattr(head, name)}, but this is {wanted[name]}")
+            kept = [info for info in infos[1:] if microbatch_of(info.filename)[0] <= after]
         except ValueError as error:
             self._file.close()
             raise ValueError(f"{self.path} cannot be continued: {error}; move it away to begin anew") from error
-        kept = [info for info in infos[1:] if microbatch_of(info.filename)[0] <= after]
         self._infos = [infos[0], *kept]
         self._head = head
         self._last = microbatch_of(kept[-1].filename) if kept else self._last
