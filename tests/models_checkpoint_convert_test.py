@@ -67,7 +67,9 @@ def run_folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def test_a_run_becomes_a_released_folder(run_folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture) -> None:
     folder, released = run_folder / "checkpoints", run_folder / "in"
-    assert "1 fault: - no config.json says which model it is" in fails(capsys, "convert", f"--from={folder}", f"--to={tmp_path / 'out'}")
+    assert "1 fault: - no config.json says which model it is" in fails(
+        capsys, "convert", f"--from={folder}", f"--to={tmp_path / 'out'}"
+    )
     run("convert", f"--from={folder}", f"--to={tmp_path / 'out'}", f"--config={released}", "--max_shard_bytes=50000")
     assert len(list((tmp_path / "out").glob("*.safetensors"))) > 2
     np.testing.assert_equal(tensors_in(tmp_path / "out"), tensors_of(BY_NAME["glm4_air"]))
@@ -206,7 +208,7 @@ def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     # What is wrong with a folder is what `inspect` is for.
     (tmp_path / "in" / "model-00002-of-00002.safetensors").unlink()
     run("inspect", tmp_path / "in")
-    assert "1 faults:\n  missing file: model-00002-of-00002.safetensors" in capsys.readouterr().out
+    assert "1 fault:\n  missing file: model-00002-of-00002.safetensors" in capsys.readouterr().out
 
 
 # The peak of this process: that of `getrusage` begins with the process that started it.

@@ -141,6 +141,22 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
         edit_bytes(FIRST, lambda data: data[:8] + b"x" * (len(data) - 8)),
         [r"unreadable file: model-00001-of-00002.safetensors: Expecting value.*"],
     ),
+    "a header that is a list": (
+        edit_bytes(FIRST, lambda data: struct.pack("<Q", 8) + b"[1, 2]  "),
+        [f"unreadable file: {FIRST}: its header is no JSON object"],
+    ),
+    "a header with a name twice": (
+        edit_bytes(FIRST, lambda data: struct.pack("<Q", 16) + b'{"a": 1, "a": 2}'),
+        [f"unreadable file: {FIRST}: a name stands in the header twice"],
+    ),
+    "a file without tensors": (
+        edit_bytes(FIRST, lambda data: struct.pack("<Q", 8) + b"{}      "),
+        [f"tensor not where the index says: {name} is not in {FIRST}" for name in NAMES[::2]],
+    ),
+    "an index without tensors": (
+        lambda folder: (folder / INDEX).write_text('{"weight_map": {}}') and None,
+        [f"missing tensor: {name} {list(shape)}" for name, shape in shapes_of(QWEN3).items()],
+    ),
     "bytes too many": (edit_bytes(SECOND, lambda data: data + b"12"), [f"2 bytes too many: {SECOND}"]),
     "a wrong size": (
         edit_header(lambda header: header[EMBEDDING].update(dtype="BF16")),
@@ -208,6 +224,15 @@ CASES: dict[str, tuple[Callable[[Path], None], list[str]]] = {
     "options that no model here has": (
         edit_config(mlp_only_layers=[1], attention_bias=True),
         [r"unsupported config: .*mlp_only_layers=\[1\].*attention_bias=True.*"],
+    ),
+    "a model type that is none": (
+        edit_config(model_type=["qwen3_moe"]),
+        [r"wrong model type: config.json says \['qwen3_moe'\], known are qwen3_moe, glm4_moe, deepseek_v2"],
+    ),
+    "rotary settings that are none": (edit_config(rope_scaling="yarn"), [r"unsupported config: .*"]),
+    "quantized by name": (
+        edit_config(quantization_config="fp8"),
+        [r"unsupported config: quantization fp8; read is fp8 with weight_block_size \[128, 128\]"],
     ),
     "quantized otherwise": (
         edit_config(quantization_config={"quant_method": "awq", "bits": 4}),

@@ -19,7 +19,7 @@ from safetensors.numpy import load_file, save_file
 import models
 from models import checkpoint
 from models.checkpoint import parameters, released
-from models.checkpoint.export import NewFolder
+from models.checkpoint.export import new_folder
 from tests.multiprocess_worker import run_processes
 from tests.parity.variants import VARIANTS, Variant, shapes_of, tensors_of, write_folder
 
@@ -261,9 +261,14 @@ def test_a_folder_is_complete_or_not_there(tmp_path: Path, monkeypatch: pytest.M
         with pytest.raises(OSError, match="No space left"):
             checkpoint.save(tmp_path / "out", config, params)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
-    with pytest.raises(KeyboardInterrupt), NewFolder(tmp_path / "out") as partial:
+    with pytest.raises(KeyboardInterrupt), new_folder(tmp_path / "out") as partial:
         (partial / "config.json").touch()
         raise KeyboardInterrupt
+    assert [path.name for path in tmp_path.iterdir()] == ["in"]
+    with monkeypatch.context() as patch:
+        patch.setattr(os, "fsync", lambda _: (_ for _ in ()).throw(OSError(errno.EIO, os.strerror(errno.EIO))))
+        with pytest.raises(OSError, match="Input/output error"):
+            checkpoint.save(tmp_path / "out", config, params)
     assert [path.name for path in tmp_path.iterdir()] == ["in"]
     checkpoint.save(tmp_path / "deep" / "er" / "out", config, params)
     with pytest.raises(checkpoint.CheckpointError, match="it is there already"):

@@ -14,7 +14,7 @@ from jax.typing import DTypeLike
 from models.checkpoint import folder as folders
 from models.checkpoint import trainer
 from models.checkpoint.devices import OnDevices, place
-from models.checkpoint.export import MAX_SHARD_BYTES, Export, NewFolder
+from models.checkpoint.export import MAX_SHARD_BYTES, Export, new_folder
 from models.checkpoint.faults import CheckpointError, raise_faults
 from models.checkpoint.parameters import Parameter, abstract, flat, nested
 from models.checkpoint.released import Released
@@ -123,7 +123,7 @@ def save(
         export: Export | None = None
         with _everywhere(path):
             if jax.process_index() == 0:
-                files = stack.enter_context(NewFolder(path))
+                files = stack.enter_context(new_folder(path))
                 export = Export(files, content, source.parameters, dtypes, max_shard_bytes)
         # A process that cannot write goes on reading, since the others cannot do so alone.
         fault: OSError | None = None

@@ -37,15 +37,13 @@ def place(
     regions = {device: _region(index, leaf.shape) for device, index in places.items()}
     stacked = parameter.stacked
     offset = (first, 0)[:stacked]
-    wanted = {
-        index
-        for index in parameter.blocks()
-        if any(_holds(region, _minus(index, offset)) for region in set(regions.values()))
-    }
     # Each part of the parameter goes to one device, and from there to others that hold the same.
     first_with: dict[_Region, Any] = {}
     for device, region in regions.items():
         first_with.setdefault(region, device)
+    wanted = {
+        index for index in parameter.blocks() if any(_holds(region, _minus(index, offset)) for region in first_with)
+    }
     bits = np.dtype(f"uint{8 * leaf.dtype.itemsize}")
     parts: dict[_Region, jax.Array] = {}
     for index, block in source.blocks(parameter, wanted, leaf.dtype):

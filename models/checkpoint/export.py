@@ -4,11 +4,11 @@ Names, shapes and so the place of every byte are known before the first weight i
 they come, one at a time, and the bytes depend on nothing else.
 """
 
+import contextlib
 import os
 import pathlib
 import shutil
-from collections.abc import Sequence
-from types import TracebackType
+from collections.abc import Iterator, Sequence
 from typing import Any, NamedTuple
 
 import numpy as np
@@ -28,37 +28,30 @@ class _Place(NamedTuple):
     dtype: np.dtype
 
 
-class NewFolder:
+@contextlib.contextmanager
+def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     """A folder that is complete or not there: written beside its place under another name, and moved there at the end.
 
-    Use as a context manager, whose value is the folder to write to.
+    Yields the folder to write to.
 
     Raises:
       CheckpointError: something is there already.
     """
-
-    def __init__(self, folder: pathlib.Path) -> None:
-        self._folder = folder.absolute()
-        self._partial = self._folder.parent / f".{self._folder.name}.{os.getpid()}.partial"
+    check_new(folder)
+    folder = folder.absolute()
+    partial = folder.parent / f".{folder.name}.{os.getpid()}.partial"
+    folder.parent.mkdir(parents=True, exist_ok=True)
+    shutil.rmtree(partial, ignore_errors=True)  # Of a process that died and had the same number.
+    partial.mkdir()
+    try:
+        yield partial
+        for path in (*partial.rglob("*"), partial):
+            _sync(path)
         check_new(folder)
-
-    def __enter__(self) -> pathlib.Path:
-        self._folder.parent.mkdir(parents=True, exist_ok=True)
-        shutil.rmtree(self._partial, ignore_errors=True)  # Of a process that died and had the same number.
-        self._partial.mkdir()
-        return self._partial
-
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
-        if kind is None:
-            check_new(self._folder)
-            for path in (*self._partial.rglob("*"), self._partial):
-                _sync(path)
-            self._partial.rename(self._folder)
-            _sync(self._folder.parent)
-        else:
-            shutil.rmtree(self._partial, ignore_errors=True)
+        partial.rename(folder)
+        _sync(folder.parent)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
 
 
 def check_new(folder: pathlib.Path) -> None:

@@ -20,7 +20,7 @@ class Files(NamedTuple):
     tensors: dict[str, Tensor]
     files: list[pathlib.Path]
     lost: set[str]
-    """Tensors that the index places in files that hold no such thing or cannot be read: told by file, in `faults`."""
+    """Tensors that the index names and that are not where it says: `faults` has them, or the file that they are in."""
     faults: list[str]
 
 
@@ -38,7 +38,7 @@ def read_files(folder: pathlib.Path) -> Files:
         index, faults = _read_index(folder / INDEX)
         names = sorted(set(index.values()))
     found: dict[str, Tensor] = {}
-    held_by_file: dict[str, dict[str, Tensor]] = {}
+    readable: dict[str, dict[str, Tensor]] = {}
     files = []
     for name in names:
         path = folder / name
@@ -47,19 +47,17 @@ def read_files(folder: pathlib.Path) -> Files:
             continue
         files.append(path)
         held, wrong = read_header(path)
-        held_by_file[name] = held
         faults += wrong
+        if held or not wrong:
+            readable[name] = held
         faults += [f"tensor twice: {key} in {found[key].file.name} and {name}" for key in held if key in found]
         found |= held
-    lost = {key for key, file in (index or {}).items() if key not in held_by_file.get(file, {})}
-    faults += [
-        f"tensor not where the index says: {key} is not in {index[key]}"
-        for key in sorted(lost)
-        if index and held_by_file.get(index[key])
-    ]
-    if index is not None:
-        faults += [f"tensor not in the index: {key} of {t.file.name}" for key, t in found.items() if key not in index]
-    return Files(found, files, lost, faults)
+    if index is None:
+        return Files(found, files, set(), faults)
+    lost = {key: file for key, file in index.items() if key not in readable.get(file, {})}
+    faults += [f"tensor not where the index says: {key} is not in {f}" for key, f in lost.items() if f in readable]
+    faults += [f"tensor not in the index: {key} of {t.file.name}" for key, t in found.items() if key not in index]
+    return Files(found, files, set(lost), faults)
 
 
 def _read_index(path: pathlib.Path) -> tuple[dict[str, str], list[str]]:
@@ -85,15 +83,14 @@ def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Any, list[str]]:
     except (OSError, ValueError) as error:
         return {}, None, [f"unreadable config: {path.name}: {error}"]
     kind = content.get("model_type")
-    if kind not in models.MODEL_TYPES:
+    if not isinstance(kind, str) or kind not in models.MODEL_TYPES:
         known = ", ".join(models.MODEL_TYPES)
         return content, None, [f"wrong model type: {path.name} says {kind!r}, known are {known}"]
     try:
         model_config: Any = models.MODEL_TYPES[kind][0]
         return content, model_config.from_hf(content), []
-    except (ValueError, TypeError, KeyError) as error:
-        reason = f"no value for {error}" if isinstance(error, KeyError) else error
-        return content, None, [f"unsupported config: {reason}"]
+    except (ValueError, TypeError, LookupError, AttributeError, ArithmeticError) as error:
+        return content, None, [f"unsupported config: {error}"]
 
 
 def extra_of(content: dict[str, Any]) -> dict[str, Any]:

@@ -97,7 +97,7 @@ def scan_folder(folder: pathlib.Path, *, config: Any = None, fp8: bool = False) 
     if config is not None:
         faults += config_faults(found, config)
     faults += _quantization_faults(content, fp8=fp8)
-    if files.tensors:
+    if files.tensors or not files.faults:
         faults += tensor_faults(files, table, found, fp8=fp8)
     return Scan(content, found, table, files, faults)
 
@@ -106,8 +106,9 @@ def _quantization_faults(content: dict[str, Any], *, fp8: bool) -> list[str]:
     quantization = content.get("quantization_config")
     if quantization is None:
         return []
-    method = quantization.get("quant_method") if isinstance(quantization, dict) else quantization
-    if method != "fp8" or quantization.get("weight_block_size") != [FP8_BLOCK, FP8_BLOCK]:
+    blocks = [FP8_BLOCK, FP8_BLOCK]
+    known = isinstance(quantization, dict) and quantization.get("quant_method") == "fp8"
+    if not known or quantization.get("weight_block_size") != blocks:
         return [f"unsupported config: quantization {quantization}; read is fp8 with weight_block_size [128, 128]"]
     return [] if fp8 else ["fp8 weights: ask for them to be turned into wide ones, with fp8=True (--fp8)"]
 

@@ -52,6 +52,8 @@ def read_header(file: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
             if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
                 return {}, [f"truncated file, or no safetensors: {file.name} has {size} bytes, header of {length}"]
             header = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
+        if not isinstance(header, dict):
+            raise ValueError("its header is no JSON object")
     except (OSError, ValueError) as error:
         return {}, [f"unreadable file: {file.name}: {error}"]
     header.pop("__metadata__", None)

@@ -8,7 +8,7 @@ from absl import flags
 from models.checkpoint import trainer
 from models.checkpoint.api import export_dtypes, open_source
 from models.checkpoint.commands import define_common, named_config, named_folder
-from models.checkpoint.export import MAX_SHARD_BYTES, Export, NewFolder, check_new
+from models.checkpoint.export import MAX_SHARD_BYTES, Export, check_new, new_folder
 from models.checkpoint.folder import config_content
 
 _FORMATS = ("released", "trainer")
@@ -44,7 +44,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     source = open_source(folder, config=named_config(values), fp8=values.fp8)
     dtypes = export_dtypes(source, values.dtype and _dtype(values.dtype))
     content = config_content(source.config, dtypes, source.extra)
-    with NewFolder(to) as files:
+    with new_folder(to) as files:
         sink: Export | trainer.TrainedFolder
         if kind == "released":
             sink = Export(files, content, source.parameters, dtypes, values.max_shard_bytes)

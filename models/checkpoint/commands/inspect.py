@@ -12,6 +12,7 @@ import models
 from models.checkpoint import trainer
 from models.checkpoint.commands import define_common, named_config, named_folder
 from models.checkpoint.released import Scan, is_ignored, scan_folder
+from topoep_jax.cli.output import plural
 
 
 def define() -> flags.FlagValues:
@@ -39,7 +40,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     if scan.config is not None:
         yield _model(scan.config)
     yield _files(folder, scan)
-    yield "faults: none\n" if not scan.faults else "".join([f"{len(scan.faults)} faults:\n", *_lines(scan.faults)])
+    yield "no faults\n" if not scan.faults else f"{plural(len(scan.faults), 'fault')}:\n"
+    yield from (f"  {fault}\n" for fault in scan.faults)
 
 
 def _model(config: Any) -> str:
@@ -59,7 +61,3 @@ def _files(folder: pathlib.Path, scan: Scan) -> str:
         return text
     unread = [name for name in tensors if is_ignored(name, scan.config)]
     return text + (f"known and not read: {len(unread)} tensors, as {unread[0]}\n" if unread else "")
-
-
-def _lines(faults: list[str]) -> list[str]:
-    return [f"  {fault}\n" for fault in faults]
