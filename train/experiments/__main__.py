@@ -1,0 +1,101 @@
+"""Runs figures and writes records, pictures and the report: `python -m train.experiments`, `--help` for its flags."""
+
+import json
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import jax
+from absl import flags
+
+from topoep_jax.cli import execute
+from train.experiments import checks, report
+from train.experiments.figure import Figure
+from train.experiments.figures import FIGURES
+from train.experiments.record import Record, from_json, to_json
+from train.experiments.settings import Settings
+
+MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
+
+
+def define() -> flags.FlagValues:
+    """Flags of the command."""
+    values = flags.FlagValues()
+    flags.DEFINE_list(
+        "figures", ["all"], f"comma list of figures to run: all, or some of {', '.join(FIGURES)}", flag_values=values
+    )
+    flags.DEFINE_bool("full", False, "everything, in hours, instead of a subset in minutes", flag_values=values)
+    flags.DEFINE_integer(
+        "seeds", None, "draws of each setting, instead of what each figure takes", 1, flag_values=values
+    )
+    flags.DEFINE_string(
+        "out", None, "folder (default: runs/experiments, with --full runs/experiments-full)", flag_values=values
+    )
+    flags.DEFINE_bool("resume", False, "keep figures of equal settings that are in the folder", flag_values=values)
+    return values
+
+
+def run(values: flags.FlagValues) -> Iterator[str]:
+    """What the command prints, figure by figure."""
+    jax.config.update("jax_platforms", "cpu")  # Times are of the CPU, and no accelerator is needed.
+    settings = Settings(values.full, values.seeds)
+    out = Path(values.out or f"runs/experiments{'-full' * values.full}")
+    chosen = list(FIGURES) if "all" in values.figures else list(values.figures)
+    if unknown := [number for number in chosen if number not in FIGURES]:
+        raise ValueError(f"--figures has {unknown}: take all, or some of {', '.join(FIGURES)}")
+    for number in chosen:
+        began = time.perf_counter()
+        store = Store(out, FIGURES[number], settings)
+        kept = values.resume and store.finished()
+        if not kept:
+            store.write(FIGURES[number].run(settings))
+        yield f"figure {number:<4} {'kept' if kept else f'{time.perf_counter() - began:.1f} s'}\n"
+    # Figures that were not asked for stay in the report, if they are of the same settings.
+    found = {n: store.read() for n, f in FIGURES.items() if (store := Store(out, f, settings)).finished()}
+    records = [record for own in found.values() for record in own]
+    write_records(out, records)
+    outcomes = checks.check(records)
+    path = report.write(out, settings, found, outcomes)
+    yield "\n" + checks.text(outcomes)
+    yield f"\n{path} and {out / 'records.json'} are written\n"
+
+
+class Store:
+    """The records of one figure in the folder of a run."""
+
+    def __init__(self, out: Path, figure: Figure, settings: Settings) -> None:
+        self._path = out / "figures" / f"{figure.name}.json"
+        self._settings = repr(settings)
+
+    def finished(self) -> bool:
+        """Whether it is there, of the same settings."""
+        return self._path.is_file() and self._load()["settings"] == self._settings
+
+    def read(self) -> list[Record]:
+        """What was written."""
+        return from_json(json.dumps(self._load()["records"]))
+
+    def write(self, records: Any) -> None:
+        """Writes all of them, or nothing: an interrupted run leaves no half."""
+        self._path.parent.mkdir(parents=True, exist_ok=True)
+        half = self._path.with_suffix(".half")
+        half.write_text(json.dumps({"settings": self._settings, "records": to_json(records)}, indent=1) + "\n")
+        half.replace(self._path)
+
+    def _load(self) -> dict[str, Any]:
+        loaded: dict[str, Any] = json.loads(self._path.read_text())
+        return loaded
+
+
+def write_records(out: Path, records: list[Record]) -> None:
+    """records.json: two runs are equal but for the list `timed`, which has what a clock said."""
+    timed = [record for record in records if record.timed]
+    lists = {"records": [record for record in records if not record.timed], "timed": timed}
+    text = json.dumps({name: to_json(some) for name, some in lists.items()}, indent=1)
+    (out / "records.json").write_text(text + "\n")
+
+
+if __name__ == "__main__":
+    sys.exit(execute("python -m train.experiments", MEANING, lambda: sys.modules[__name__], sys.argv[1:]))

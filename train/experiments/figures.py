@@ -1,0 +1,42 @@
+"""All figures in the order of the report, and those of the paper that are not here, with the reason."""
+
+from train.experiments import fig03_placement, fig10_slots, fig13b_imbalance, fig16_locality, fig_a_skews
+from train.experiments.figure import Figure
+
+FIGURES: dict[str, Figure] = {
+    figure.number: figure
+    for figure in (
+        fig03_placement.FIGURE,
+        fig10_slots.FIGURE,
+        fig13b_imbalance.FIGURE,
+        fig16_locality.FIGURE,
+        fig_a_skews.FIGURE,
+    )
+}
+
+NOT_BUILT = {
+    "2": "Routing skew per layer: needs a model trained here; `topoep trace --png` draws it of any recorded trace.",
+    "4": "The host round trip: a planner in a host callback against the one inside the program.",
+    "14": "Training loss of TopoEP against none.",
+}
+"""Figures of the paper that are not built yet."""
+
+DRAWINGS = {
+    "1": "drawing of an expert-parallel layer",
+    "5": "drawing of the system; ours is docs/layer.md",
+    "6": "drawing of replica transfers; ours is docs/device.md",
+    "7": "schedule of the forward pass, redrawn beside ours in docs/layer.md",
+    "8": "schedule of the backward pass, redrawn beside ours in docs/layer.md",
+    "9": "example of the two stages; `topoep explain` draws any plan",
+    "Table 1": "sizes of the models: docs/models.md",
+}
+"""What has no numbers to reproduce, and where ours is."""
+
+CANNOT = (
+    "Throughput of Figures 12 and 13a, and times of Figure 15, on 32 H800: there is no such cluster here. They are"
+    " modelled, and the constants of the model were fitted to these very figures.",
+    "Natural routing of Figure 12 (+9.5, +11.4, +6.2 %): the paper prints neither its routing nor its load ratios.",
+    "Kernel latencies of Figure 11 on a GPU: shown only where a results file of a GPU run is there.",
+    "Figure 2's model: Qwen3-30B-A3B with its released weights on DAPO-Math and StarCoderData.",
+    "Figure 14's run: Qwen3-30B-A3B for 10,000 steps on the paper's corpus.",
+)
