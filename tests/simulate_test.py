@@ -79,7 +79,7 @@ def test_every_byte_is_moved_once(chunks, pulls):
     timeline = simulate(PipelinedLayer(RATES), [own], Step()).timeline
     away = own.rows.sum(0) * ~np.eye(8, dtype=bool)
     row, weight, expert = 2 * SHAPE.hidden, 4, 3 * SHAPE.hidden * SHAPE.ffn
-    assert own.num_rows == 8 * SHAPE.tokens * SHAPE.top_k
+    assert own.num_rows == work(demand(-4), "none").num_rows == 8 * SHAPE.tokens * SHAPE.top_k
     assert sums(timeline, "dispatch") == away.sum() * (3 * row + weight)  # twice dispatched, and the output's gradient
     assert sums(timeline, "combine") == away.sum() * (2 * row + weight)
     assert sums(timeline, "pull") == 2 * own.replicas.sum() * 2 * expert  # relayed or not, a holder receives it once
@@ -146,11 +146,12 @@ def test_a_token_that_crosses_once_spares_the_nic():
 
 def test_an_empty_plan_costs_its_planner_and_its_launches():
     plain = work(demand(0), "none")
-    empty = dataclasses.replace(plain, balanced=True)
+    empty = dataclasses.replace(plain, balanced=True, config=layer(staging_bytes=2**20))
     events = list(simulate(PipelinedLayer(RATES), [empty], Step()).timeline.events())
     launched = {event.name: event.end_ps - event.begin_ps for event in events if event.phase in ("pull", "push")}
-    assert set(launched) == {"pull", "repull", "push of down", "push of gate_up"}
-    assert all(ps % 3_000_000 == 0 for ps in launched.values())  # and nothing is sent
+    # A mebibyte holds 32 rows of either matrix of all 16 slots, in f32: that many strips.
+    strips = {"pull": 1, "repull": 1, "push of down": SHAPE.ffn // 32, "push of gate_up": SHAPE.hidden // 32}
+    assert launched == {name: count * 3_000_000 for name, count in strips.items()}
     # Replicas' gradients keep the mains' last product from running under the last rows on their way home.
     product = max(event.end_ps - event.begin_ps for event in events if event.name == "mains' gate_up")
     paid = step_ps([empty]) - step_ps([plain])
@@ -194,6 +195,10 @@ def test_steps_add_up():
     assert both.layer_ms == pytest.approx(np.mean(single), rel=0.02)
     shares = both.layer_shares(both.timeline.busiest_rank())
     assert sum(share.exposed_ps for share in shares.values()) / 1e9 == pytest.approx(both.layer_ms, abs=1e-6)
+    unlike = [work(demand(skew), "none") for skew in (0, -4)]
+    quick, slow = (simulate(design, [one], Step()).step_ms for one in unlike)
+    assert slow > 2 * quick
+    assert simulate(design, unlike, Step(microbatches=2)).step_ms == pytest.approx(quick + slow, rel=0.02)
     link, rank, ms = both.busiest_link()
     assert link in ("NIC", "NVLink")
     assert 0 <= rank < 8
