@@ -55,7 +55,8 @@ def load(
     """Reads the parameters of a model from a folder with safetensors, or a checkpoint of the trainer.
 
     Everything is checked before anything is read. Each process reads what its devices hold a part of, and holds one
-    block of a parameter beyond what is on the devices: what one layer, or one expert, has of it.
+    block of a parameter and its copy beyond what is on the devices: what one layer, or one expert, has of it. Of a
+    run's own checkpoint it holds what one device of the run had.
 
     Args:
       folder: it is read by every process.

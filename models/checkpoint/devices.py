@@ -1,7 +1,7 @@
 """Parameters on devices: filled from a source block by block, and read back block by block for an export.
 
 A process reads the blocks that its own devices hold a part of: of experts, those of its ranks, of a pipeline, its own
-layers. Each goes to the devices at once, so that the host holds one block, whatever the size of the model.
+layers. Each goes to the devices at once, so that the host holds a block and its copy, whatever the model.
 """
 
 import functools

@@ -16,7 +16,7 @@ from models.checkpoint.safetensors import DTYPES, Tensor, read_rows
 SCALE = "_scale_inv"  # Appended to the name of an fp8 weight: f32, one number for each block of it.
 FP8 = "F8_E4M3"
 FP8_BLOCK = 128
-_CHUNK_BYTES = 1 << 24  # Read at a time.
+_CHUNK_BYTES = 1 << 24  # Read at a time, if it were f32, which fp8 becomes.
 
 
 class Released:
@@ -47,7 +47,7 @@ class Released:
     def blocks(
         self, parameter: Parameter, wanted: Iterable[Index] | None = None, dtype: Any = None
     ) -> Iterator[tuple[Index, np.ndarray]]:
-        """See `Source`. Beyond the block, one chunk of 16 MiB is held."""
+        """See `Source`. Beyond the block, one chunk of at most 16 MiB is held, of fp8 four."""
         dtype = self.dtype(parameter) if dtype is None else np.dtype(dtype)
         for index in parameter.blocks() if wanted is None else sorted(wanted):
             block = np.empty(parameter.block_shape, dtype)
@@ -58,8 +58,7 @@ class Released:
     def _read(self, name: str, view: np.ndarray) -> None:
         """Reads one tensor into where its layout puts it."""
         tensor = self.tensors[name]
-        row_bytes = max(math.prod(tensor.shape[1:]) * DTYPES[tensor.dtype].itemsize, 1)
-        step = max(_CHUNK_BYTES // row_bytes, 1)
+        step = max(_CHUNK_BYTES // max(4 * math.prod(tensor.shape[1:]), 1), 1)
         if tensor.dtype == FP8:
             step = math.ceil(step / FP8_BLOCK) * FP8_BLOCK
         for first in range(0, tensor.shape[0], step):
