@@ -186,7 +186,7 @@ def test_what_overflows_runs_again_and_equals_extra_passes_bit_for_bit(tight_run
 def test_a_step_that_overflows_changes_nothing(tight_run):
     program = pretrain.build(dataclasses.replace(tight_run, overflow="flag"))
     text = load_tokens(tight_run.data)
-    batch = batches(text, batch_size=8, seq_len=16, seed=0)[0]
+    batch = batches(text, batch_size=8, seq_len=16, seed=0)[1]
     before = jax.device_get(program.init())
     after, metrics = program.step(program.init(), program.place(batch))
     assert metrics.moe.passes.max() == 2
