@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from typing import Any
 
+from topoep_jax.cli.output import plural
 from train.experiments import plans, style
 from train.experiments.record import Record, Summary, summarize
 from train.experiments.settings import MODELS
@@ -50,7 +51,12 @@ def _panel(axes: Any, planners: Sequence[str], own: dict[str, Summary], factor: 
     axes.plot([], [], **style.PAPER, label="printed in the paper")
     count = max(len(summary.values) for summary in own.values())
     axes.errorbar(
-        [], [], xerr=1, color=style.FAINT, capsize=3, label=f"ours: mean and standard deviation, {count} seeds"
+        [],
+        [],
+        xerr=1,
+        color=style.FAINT,
+        capsize=3,
+        label=f"ours: mean and standard deviation, {plural(count, 'seed')}",
     )
     axes.plot([], [], " ", label="† takes more replicas than there are slots")
     axes.set_xlim(0, 1.2 * axes.get_xlim()[1])

@@ -1,6 +1,19 @@
 """All figures in the order of the report, and those of the paper that are not here, with the reason."""
 
-from train.experiments import fig03_placement, fig10_slots, fig13b_imbalance, fig16_locality, fig_a_skews
+from train.experiments import (
+    fig03_placement,
+    fig10_slots,
+    fig11_latency,
+    fig12_skew,
+    fig13a_throughput,
+    fig13b_imbalance,
+    fig15_breakdown,
+    fig16_locality,
+    fig_a_skews,
+    fig_b_ranks,
+    fig_c_uneven,
+    fig_d_memory,
+)
 from train.experiments.figure import Figure
 
 FIGURES: dict[str, Figure] = {
@@ -8,9 +21,16 @@ FIGURES: dict[str, Figure] = {
     for figure in (
         fig03_placement.FIGURE,
         fig10_slots.FIGURE,
+        fig11_latency.FIGURE,
+        fig12_skew.FIGURE,
+        fig13a_throughput.FIGURE,
         fig13b_imbalance.FIGURE,
+        fig15_breakdown.FIGURE,
         fig16_locality.FIGURE,
         fig_a_skews.FIGURE,
+        fig_b_ranks.FIGURE,
+        fig_c_uneven.FIGURE,
+        fig_d_memory.FIGURE,
     )
 }
 

@@ -1,0 +1,214 @@
+"""The experiments: records, what is kept and what is run again, the checks, and a report that holds together."""
+
+import json
+from html.parser import HTMLParser
+
+import pytest
+
+from topoep_jax.shapes import SHAPES
+from topoep_jax.simulate.published import Value
+from train.experiments import __main__ as command
+from train.experiments import checks, fig03_placement, fig11_latency, fig16_locality, plans
+from train.experiments.figures import DRAWINGS, FIGURES, NOT_BUILT
+from train.experiments.record import Record, from_json, of_paper, summarize, to_json
+from train.experiments.settings import MODELS, Settings
+
+MODEL = MODELS[0]
+SOME = ("none", "topoep_paper", "eplb_fixed_main", "topoep")
+
+
+def of(planner, value, *, figure="13b", metric="imbalance", unit="", kind="measured", seed=0, **setting):
+    return Record(figure, MODEL, planner, setting or {"skew": -4.0}, metric, value, unit, kind, seed)
+
+
+def test_every_figure_of_the_paper_is_somewhere_once() -> None:
+    places = [*FIGURES, *NOT_BUILT, *DRAWINGS]
+    assert len(places) == len(set(places))
+    numbers = {"".join(c for c in place if c.isdecimal()) for place in places if place[0].isdecimal()}
+    assert numbers == {str(number) for number in range(1, 17)}
+
+
+def test_records_survive_json_in_an_order_of_their_own() -> None:
+    records = [
+        of("none", 2.0, seed=1),
+        of("topoep", 1.0),
+        of("none", 3.0),
+        *of_paper("13b", {"none": Value(4, "I")}, model=MODEL, metric="imbalance", skew=-4.0),
+    ]
+    text = json.dumps(to_json(records))
+    assert text == json.dumps(to_json(reversed(records)))
+    assert sorted(from_json(text), key=Record.key) == sorted(records, key=Record.key)
+
+
+def test_seeds_are_put_together_and_find_their_printed_value() -> None:
+    printed = of_paper("13b", {"none": Value(4.09, "I")}, model=MODEL, metric="imbalance", skew=-4.0)
+    other = of_paper("13b", {"none": Value(9.0, "C")}, model=MODEL, metric="imbalance", skew=-1.0)
+    (summary,) = summarize([of("none", 2.0), of("none", 4.0, seed=1), *other, *printed])
+    assert summary.mean == 3.0 and summary.deviation == pytest.approx(2**0.5)
+    assert summary.paper is not None and (summary.paper.value, summary.paper.mark) == (4.09, "I")
+
+
+def test_only_what_a_clock_said_is_apart(tmp_path) -> None:
+    clock = of("topoep", 12.0, metric="time of a plan", unit="us")
+    command.write_records(tmp_path, [clock, of("topoep", 1.0), of("topoep", 5.0, unit="ms", kind="simulated")])
+    written = json.loads((tmp_path / "records.json").read_text())
+    assert [record["value"] for record in written["timed"]] == [12.0]
+    assert [record["value"] for record in written["records"]] == [1.0, 5.0]
+
+
+def test_placement_is_the_papers() -> None:
+    records = fig03_placement.run(Settings())
+    found = {(s.first.setting["placement"], s.first.setting["what"]): (s.mean, s.paper) for s in summarize(records)}
+    for placement, mib in (("replica on node 1", 64), ("replica on node 0", 27)):
+        mean, paper = found[placement, "all"]
+        assert mean == mib == paper.value
+    assert found["replica on node 0", "parameters"][0] == 18
+
+
+@pytest.fixture
+def few_planners(monkeypatch):
+    monkeypatch.setattr(plans, "ALL", SOME)
+
+
+def test_plans_of_equal_settings_are_equal_numbers(few_planners) -> None:
+    settings = Settings(seeds=1)
+    first = to_json(fig16_locality.run(settings))
+    plans.scored.cache_clear()
+    plans.demand.cache_clear()
+    assert to_json(fig16_locality.run(settings)) == first
+    for model in MODELS:
+        domains = SHAPES[model].topology.num_domains
+        plain = next(r for r in from_json(json.dumps(first)) if r.model == model and r.planner == "none")
+        assert plain.value == pytest.approx(100 * (1 - 1 / domains), abs=0.5)
+
+
+def test_figures_are_kept_for_equal_settings_alone(tmp_path, monkeypatch) -> None:
+    store = command.Store(tmp_path, FIGURES["3"], Settings())
+    assert not store.finished()
+    store.write(fig03_placement.run(Settings()))
+    assert store.finished() and not command.Store(tmp_path, FIGURES["3"], Settings(full=True)).finished()
+    half = tmp_path / "figures" / "figure_3.json"
+    half.rename(half.with_suffix(".half"))  # As an interrupted run leaves it.
+    assert not store.finished()
+
+
+class Page(HTMLParser):
+    def __init__(self, text):
+        super().__init__()
+        self.anchors, self.links, self.pictures, self.tags = set(), [], [], set()
+        self.feed(text)
+
+    def handle_starttag(self, tag, attrs):
+        named = dict(attrs)
+        self.tags.add(tag)
+        self.anchors |= {named["id"]} if "id" in named else set()
+        self.links += [named["href"]] if "href" in named else []
+        if tag == "img":
+            assert named["alt"]
+            self.pictures.append(named["src"])
+
+
+def run(*arguments):
+    values = command.define()
+    values(["", *arguments])
+    return "".join(command.run(values))
+
+
+def test_the_report_has_no_broken_link_and_needs_no_network(tmp_path, few_planners) -> None:
+    out = f"--out={tmp_path}"
+    text = run("--figures=3,13b,16,D", "--seeds=2", out)
+    assert "holds: no planner of equal slots" in text
+    page = Page((tmp_path / "index.html").read_text())
+    assert not page.tags & {"script", "link", "iframe"} and len(page.pictures) == 4
+    for target in [*page.links, *page.pictures]:
+        if target.startswith("#"):
+            assert target[1:] in page.anchors
+        else:
+            assert (tmp_path / target).is_file() and "//" not in target
+    before = (tmp_path / "records.json").read_bytes()
+    assert "kept" in run("--figures=13b", "--resume", "--seeds=2", out)
+    assert (tmp_path / "records.json").read_bytes() == before
+    # Another number of draws leaves none of the old ones in the report.
+    run("--figures=D", "--seeds=3", out)
+    assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
+
+
+def test_unknown_figures_are_refused() -> None:
+    with pytest.raises(ValueError, match="'17'"):
+        run("--figures=17")
+
+
+def verdicts(records):
+    return [outcome.verdict for outcome in checks.check(records)]
+
+
+def planned(imbalance, inter, used=2.0):
+    """The same numbers of every planner in `imbalance` and `inter`."""
+    records = []
+    for planner in imbalance:
+        records += [
+            of(planner, imbalance[planner]),
+            of(planner, used, metric="slots used"),
+            of(planner, inter[planner], figure="16", metric="inter-node share", unit="%"),
+        ]
+    return records
+
+
+def test_nothing_to_look_at_is_not_success() -> None:
+    assert verdicts([]) == ["not run"] * 4
+
+
+def test_a_planner_that_is_better_in_both_is_seen() -> None:
+    even, local = {"topoep": 1.2, "taot": 1.1}, {"topoep": 5.0, "taot": 6.0}
+    assert verdicts(planned(even, local))[1] == "holds"
+    assert verdicts(planned(even, local | {"taot": 4.0}))[1] == "fails"
+    assert verdicts(planned(even, local | {"taot": 4.0}, used=5.0))[1] == "not run"  # No planner of equal slots.
+
+
+@pytest.mark.parametrize(
+    ("skew", "rival", "plain", "want"),
+    [
+        (-1.0, 2.1, 3.0, ["holds", "holds"]),
+        (-1.0, 2.0, 3.0, ["fails", "holds"]),
+        (0.0, 1.9, 2.0, ["not run", "holds"]),
+        (0.0, 2.1, 1.99, ["not run", "fails"]),
+    ],
+)
+def test_times_of_rivals_are_seen(skew, rival, plain, want) -> None:
+    times = {"topoep": 2.0, "flexmoe": rival, "none": plain}
+    records = [
+        of(p, ms, figure="A", metric="predicted layer time", unit="ms", kind="simulated", skew=skew, slots=2.0)
+        for p, ms in times.items()
+    ]
+    assert verdicts(records)[2:] == want
+
+
+def test_a_value_far_from_the_papers_is_listed_with_its_cause() -> None:
+    printed = of_paper("13b", {"topoep_paper": Value(1.41, "C")}, model=MODEL, metric="imbalance", skew=-4.0)
+    near = [of("topoep_paper", value, seed=seed) for seed, value in enumerate((1.3, 1.5))]
+    far = [of("topoep_paper", value, seed=seed) for seed, value in enumerate((2.3, 2.31))]
+    assert verdicts([*near, *printed])[0] == "holds"
+    (failure,) = checks.check([*far, *printed])[0].failures
+    assert "2.3" in failure and "1.41" in failure and checks.CAUSES["13b", "imbalance"] in failure
+
+
+def test_every_value_that_may_fail_has_a_cause() -> None:
+    metrics = {("10", "imbalance"), ("13b", "imbalance"), ("16", "inter-node share"), ("16", "replica-served share")}
+    assert set(checks.CAUSES) == metrics
+
+
+def test_times_of_a_gpu_are_read_where_there_are_some(tmp_path) -> None:
+    assert not fig11_latency.gpu_times(tmp_path)
+    times = {"EP32 E128 topoep fast": {"graph": {"median_us": 90.0, "p99_us": 99.0, "min_us": 80.0}}}
+    passed = {"name": "plan_times", "status": "passed", "details": {"times": times}}
+    (tmp_path / "run.json").write_text(json.dumps({"checks": [passed, passed | {"status": "failed"}]}))
+    (record,) = fig11_latency.gpu_times(tmp_path)
+    assert (record.value, record.unit, record.planner, record.kind) == (90.0, "us", "topoep", "measured")
+    assert record.setting == {"ranks": 32, "experts": 128, "effort": "fast", "where": "GPU, run, graph"}
+
+
+@pytest.mark.full
+def test_the_quick_set_draws_every_figure(tmp_path) -> None:
+    text = run("--seeds=2", f"--out={tmp_path}")
+    assert "not run" not in text and (tmp_path / "index.html").is_file()
+    assert {path.stem for path in tmp_path.glob("figures/*.png")} == {figure.name for figure in FIGURES.values()}
