@@ -1,10 +1,11 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
-#   make setup | train | test | test-full | test-cuda | parity | lint | bench | kernel-table | mutants | clean
+#   make setup | train | experiments | experiments-full | test | test-full | test-cuda | parity | lint | bench
+#        | kernel-table | mutants | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
-#   ARGS="--steps=300"  passed on by train, test, test-full, bench and mutants
+#   ARGS="--steps=300"  passed on by train, experiments, test, test-full, bench and mutants
 #   WORKERS=2           processes among which test and test-cuda divide their tests; 1 to 3 GiB of memory each
 
 PYTHON :=
@@ -20,13 +21,20 @@ PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
-.PHONY: setup train test test-full test-cuda parity lint bench kernel-table mutants clean
+.PHONY: setup train experiments experiments-full test test-full test-cuda parity lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:
 
 setup: same-python $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
 
 train: setup
 	$(PY) -m train.pretrain $(ARGS)
+
+# docs/experiments.md: a subset in minutes; everything in hours, which goes on where it stopped.
+experiments: setup
+	$(PY) -m train.experiments $(ARGS)
+
+experiments-full: setup
+	$(PY) -m train.experiments --full --resume $(ARGS)
 
 test: setup
 	$(PYTEST) $(ARGS)
