@@ -29,8 +29,6 @@ TABLE = ROOT / "tools/model_mutants.txt"
 RESULTS = ROOT / "results/full/model_mutants.json"
 TESTS = ("test_logits", "test_experts", "test_loss", "test_gradients")
 FAILED = 1
-# How pytest's summary of a failed test goes on, where it is an assertion that failed.
-COMPARISON = ("AssertionError", "assert")
 
 
 class Mutant(NamedTuple):
@@ -77,28 +75,44 @@ class Mutation(importlib.machinery.SourceFileLoader):
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 
+class Failures:
+    """Plugin of pytest that notes which test failed, and by what."""
+
+    def __init__(self) -> None:
+        self.noted: list[tuple[str, str]] = []
+
+    def pytest_exception_interact(self, node: pytest.Item, call: pytest.CallInfo) -> None:
+        """Called in fixtures as well."""
+        self.noted.append((node.name, call.excinfo.typename))
+
+
 def run_with(mutant: Mutant) -> int:
-    """Status of the tests with the error."""
+    """Status of the tests with the error; the last line it prints is what failed, as JSON."""
     sys.meta_path.insert(0, Mutation(mutant))
-    return run_tests(mutant.variants)
+    failures = Failures()
+    status = run_tests(mutant.variants, failures)
+    print(json.dumps(failures.noted))
+    return status
 
 
-def run_tests(variants: tuple[str, ...]) -> int:
+def run_tests(variants: tuple[str, ...], *plugins: object) -> int:
     """Status of the tests on these variants."""
     names = [f"tests/parity_test.py::{test}[{variant}]" for variant in variants for test in TESTS]
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", *names]))
+    return int(pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", *names], plugins=plugins))
 
 
-def describe(mutant: Mutant) -> dict[str, object]:
+def describe(mutant: Mutant) -> dict:
     """Which tests notice it; the row of the JSON."""
     begin = time.monotonic()
     command = [sys.executable, __file__, "--mutant", mutant.name]
     done = subprocess.run(command, capture_output=True, text=True, cwd=ROOT)
-    failed = re.findall(r"^(FAILED|ERROR) tests/parity_test\.py::(\S+)(?: - (\w+))?", done.stdout, re.MULTILINE)
-    if any(error not in COMPARISON for _, _, error in failed) or done.returncode != (FAILED if failed else 0):
-        text = done.stdout[-4000:] + done.stderr[-4000:]
-        raise SystemExit(f"{mutant.name} fails otherwise than by its numbers, status {done.returncode}:\n{text}")
-    noticed = [test for _, test, _ in failed]
+    text = f"{done.stdout[-4000:]}{done.stderr[-4000:]}"
+    if done.returncode not in (0, FAILED):
+        raise SystemExit(f"{mutant.name} ended with status {done.returncode}:\n{text}")
+    failed = json.loads(done.stdout.splitlines()[-1])
+    if any(error != "AssertionError" for _, error in failed):
+        raise SystemExit(f"{mutant.name} fails otherwise than by its numbers:\n{text}")
+    noticed = [test for test, _ in failed]
     return {"mutant": mutant.name, "noticed_by": noticed, "seconds": round(time.monotonic() - begin, 1)}
 
 
