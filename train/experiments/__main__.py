@@ -40,8 +40,8 @@ def define() -> flags.FlagValues:
 def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints, figure by figure."""
     jax.config.update("jax_platforms", "cpu")  # Times are of the CPU, and no accelerator is needed.
-    settings = Settings(values.full, values.seeds)
     out = Path(values.out or f"runs/experiments{'-full' * values.full}")
+    settings = Settings(values.full, values.seeds, out, values.resume)
     chosen = list(FIGURES) if "all" in values.figures else list(values.figures)
     if unknown := [number for number in chosen if number not in FIGURES]:
         raise ValueError(f"--figures has {unknown}: take all, or some of {', '.join(FIGURES)}")

@@ -1,6 +1,7 @@
 """How much is run: a subset in minutes, or everything in hours."""
 
 import dataclasses
+from pathlib import Path
 
 MODELS = ("qwen3-30b-a3b", "glm-4.5-air", "deepseek-v2")
 """Of the paper."""
@@ -17,22 +18,31 @@ class Settings:
     Attributes:
       full: everything, instead of a subset.
       seeds: of forced routing, for figures of means and spreads.
+      folder: where training runs leave their files; it decides nothing.
+      resume: whether training runs go on where they stopped; it decides nothing, since they do so exactly.
     """
 
     full: bool = False
     seeds: int | None = None
+    folder: Path = dataclasses.field(default=Path("runs/experiments"), repr=False, compare=False)
+    resume: bool = dataclasses.field(default=False, repr=False, compare=False)
 
     @property
     def draws(self) -> range:
         """Seeds of the paper's three models."""
-        return range(self.seeds or (20 if self.full else 5))
+        return range(self.seeds or (40 if self.full else 10))
 
     @property
     def wide_draws(self) -> range:
         """Seeds of wide layers, which take seconds to draw and to plan each."""
-        return range(self.seeds or (10 if self.full else 2))
+        return range(self.seeds or (10 if self.full else 3))
 
     @property
     def grid_draws(self) -> range:
         """Seeds of sweeps over many settings."""
-        return range(self.seeds or (10 if self.full else 2))
+        return range(self.seeds or (10 if self.full else 3))
+
+    @property
+    def steps(self) -> int:
+        """Of training runs; the paper's in the full set."""
+        return 10_000 if self.full else 500

@@ -36,7 +36,15 @@ NAMES = {
     "moonep": "moonep †",
 }
 MODELS = {"qwen3-30b-a3b": "Qwen3-30B-A3B", "glm-4.5-air": "GLM-4.5-Air", "deepseek-v2": "DeepSeek-V2"}
-PAPER = {"marker": "D", "color": "white", "markeredgecolor": INK, "markeredgewidth": 1.8, "linestyle": "", "zorder": 5}
+PAPER = {
+    "marker": "D",
+    "color": "white",
+    "markeredgecolor": INK,
+    "markeredgewidth": 1.8,
+    "linestyle": "",
+    "zorder": 5,
+    "clip_on": False,
+}
 """How a value of the paper is marked wherever it stands beside ours."""
 
 

@@ -9,17 +9,18 @@ from train.experiments.settings import MODELS
 
 def compared(records: Sequence[Record]) -> str:
     """Ours and the paper's, in columns of their own; nothing where the paper prints nothing."""
-    shown = [summary for summary in _ordered(records) if summary.paper]
-    if not shown:
-        return ""
     header = ["model", "planner", "setting", "", "kind", "ours", "±", "paper", "mark", "difference"]
-    rows = []
-    for summary in shown:
-        printed = summary.paper
-        assert printed is not None
-        away = f"{100 * (summary.mean / printed.value - 1):+.1f} %" if printed.value else ""
-        rows.append([*_cells(summary), number(printed.value), printed.mark, away])
-    return page.table(header, rows, numbers=(5, 6, 7, 9))
+    rows, met = [], set()
+    for summary in _ordered(records):
+        if printed := summary.paper:
+            met.add(printed.key())
+            away = f"{100 * (summary.mean / printed.value - 1):+.1f} %" if printed.value else ""
+            rows.append([*_cells(summary), number(printed.value), printed.mark, away])
+    for record in records:
+        if record.kind == "paper" and record.key() not in met:
+            names = map(page.escape, _names(record))
+            rows.append([*names, "", "nothing comparable", "", number(record.value), record.mark, ""])
+    return page.table(header, rows, numbers=(5, 6, 7, 9)) if rows else ""
 
 
 def everything(records: Sequence[Record]) -> str:
@@ -35,13 +36,15 @@ def number(value: float) -> str:
 
 
 def _cells(summary: Summary) -> list[str]:
-    first = summary.first
-    setting = ", ".join(
-        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in first.setting.items()
-    )
-    metric = first.metric + (f", {first.unit}" if first.unit else "")
     spread = "" if summary.deviation is None else number(summary.deviation)
-    return [*map(page.escape, (first.model, first.planner, setting, metric)), first.kind, number(summary.mean), spread]
+    return [*map(page.escape, _names(summary.first)), summary.first.kind, number(summary.mean), spread]
+
+
+def _names(record: Record) -> tuple[str, str, str, str]:
+    setting = ", ".join(
+        f"{name} {value:g}" if isinstance(value, float) else f"{name} {value}" for name, value in record.setting.items()
+    )
+    return record.model, record.planner, setting, record.metric + (f", {record.unit}" if record.unit else "")
 
 
 def _ordered(records: Sequence[Record]) -> list[Summary]:
