@@ -1,10 +1,11 @@
-"""What `make mutants` leaves out is what the sources hold; running the mutants takes compilers, and minutes."""
+"""What `make mutants` breaks is what the sources hold; running the mutants takes compilers, and minutes."""
 
 import json
 
 import pytest
 
-from tools import mutants, order_mutants
+from tests.parity.variants import VARIANTS
+from tools import model_mutants, mutants, order_mutants
 
 BODY = """\
 template <class Team>
@@ -52,3 +53,17 @@ def test_every_stage_of_the_pipeline_was_left_out_and_missed() -> None:
     rows = json.loads(order_mutants.RESULTS.read_text())["stages"]
     assert [row["stage"] for row in rows] == order_mutants.find_stages(), "run make mutants"
     assert all(row["noticed_by"] for row in rows)
+
+
+def test_every_error_in_the_models_was_made_and_missed() -> None:
+    rows = model_mutants.read_rows()
+    errors = model_mutants.read_mutants()
+    assert [row["mutant"] for row in rows] == [error.name for error in errors], "run make mutants"
+    assert all(map(model_mutants.is_killed, errors, rows))
+    assert {variant.name for variant in VARIANTS} == {name for error in errors for name in error.variants}
+
+
+@pytest.mark.parametrize("mutant", model_mutants.read_mutants(), ids=lambda mutant: mutant.name)
+def test_every_error_can_still_be_made(mutant) -> None:
+    assert mutant.old != mutant.new
+    assert compile(mutant.source(), mutant.file, "exec")
