@@ -47,7 +47,7 @@ def _panel(axes: Any, planners: Sequence[str], own: dict[str, Summary], factor: 
         axes.barh(y, mean, 0.62, xerr=spread, color=style.color(planner), ecolor=style.FAINT, capsize=3)
         texts.append((y, f"{mean:.3g}"))
         if summary.paper:
-            axes.plot(factor * summary.paper.value, y, **style.PAPER)
+            axes.plot(factor * summary.paper.value, y, **style.PAPER, clip_on=False)
     axes.plot([], [], **style.PAPER, label="printed in the paper")
     count = max(len(summary.values) for summary in own.values())
     axes.errorbar(

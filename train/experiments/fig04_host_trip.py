@@ -91,8 +91,8 @@ FIGURE = Figure(
     "The host round trip: a planner in a host callback against one inside the program",
     "nothing; a second",
     "The paper draws a GPU that waits; here host and device are one CPU, so no copies and no idle GPU are in these"
-    " times, only what a callback costs beside its planner (which is NumPy, where the custom call is C++); equal plans, made"
-    " 50 times.",
+    " times, only what a callback costs beside its planner, which is NumPy where the custom call is C++; medians of 50"
+    " equal plans.",
     run,
     draw,
 )

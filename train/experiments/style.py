@@ -43,7 +43,6 @@ PAPER = {
     "markeredgewidth": 1.8,
     "linestyle": "",
     "zorder": 5,
-    "clip_on": False,
 }
 """How a value of the paper is marked wherever it stands beside ours."""
 
