@@ -1,6 +1,7 @@
 """What the configs of all models share, and how a Hugging Face config is read: every fault in one error."""
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -21,7 +22,7 @@ class DecoderConfig:
       top_k: experts of a token.
       shared_ffn: inner width of all shared experts together; 0 for none.
       dense_layers: how many layers, the first ones, have a dense block instead of experts.
-      dense_ffn: inner width of that block.
+      dense_ffn: inner width of that block; 0 where there is none, whatever was given.
       rope_theta: base of the wavelengths of rotary positions.
       norm_eps: added to the mean square in norms.
       tied_embeddings: the output layer is the embedding table.
@@ -47,6 +48,8 @@ class DecoderConfig:
     max_positions: int = 4096
 
     def __post_init__(self) -> None:
+        if not self.dense_layers:
+            object.__setattr__(self, "dense_ffn", 0)
         report(f"{type(self).__name__} does not fit together", self.faults())
 
     @property
@@ -63,6 +66,11 @@ class DecoderConfig:
             f"{name}={getattr(self, name)} must be positive"
             for name in ("rope_theta", "norm_eps")
             if not getattr(self, name) > 0
+        ]
+        faults += [
+            f"{field.name}={getattr(self, field.name)} must be finite"
+            for field in dataclasses.fields(self)
+            if isinstance(getattr(self, field.name), float) and not math.isfinite(getattr(self, field.name))
         ]
         if self.top_k > self.num_experts:
             faults.append(f"top_k={self.top_k} exceeds num_experts={self.num_experts}")
@@ -107,19 +115,16 @@ class HFConfig:
     """Reads a Hugging Face `config.json`; what is missing or not supported is collected, and `done` raises it.
 
     Both spellings of rotary settings are understood: `rope_theta` and `rope_scaling` beside the others, or in
-    `rope_parameters`, as transformers 5 writes them.
+    `rope_parameters`, as transformers 5 writes them. Versions differ in which of them counts, so what is said twice has
+    to be said alike.
     """
 
     def __init__(self, values: Mapping[str, Any], model_type: str) -> None:
-        rope = values.get("rope_parameters") or {}
-        old = values.get("rope_scaling") or {}
-        self._values = {
-            **values,
-            **{name: rope[name] for name in ("rope_theta", "partial_rotary_factor") if name in rope},
-        }
-        self._rope = {**old, **rope}
         self._type = model_type
         self._faults: list[str] = []
+        self._rope = self._rotary(values)
+        self._values = {**self._rope, **{name: value for name, value in values.items() if value is not None}}
+        self._nulls = {name for name, value in values.items() if value is None}
         self.only("model_type", model_type)
         self.only("hidden_act", "silu")
         self.only("attention_dropout", 0)
@@ -134,7 +139,8 @@ class HFConfig:
 
     def number(self, name: str, default: float | None = None) -> float:
         """The value as a float."""
-        value = self._first((name,), default)
+        # Programs differ in what they make of a null.
+        value = None if name in self._nulls else self._first((name,), default)
         if isinstance(value, bool) or not isinstance(value, int | float):
             value = self._fault(f"{name}={value!r} must be a number", 1.0)
         return float(value)
@@ -162,8 +168,7 @@ class HFConfig:
         if self._rope_type() != "yarn":
             return self._fault(f"rotary positions of type {self._rope_type()!r} are not supported, only 'yarn'", None)
         known = {"factor", "original_max_position_embeddings", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"}
-        ignored = {"type", "rope_type", "rope_theta"}
-        for name in sorted(set(self._rope) - known - ignored):
+        for name in sorted(set(self._rope) - known - {"rope_type", "rope_theta"}):
             self._fault(f"{name}={self._rope[name]!r} of YaRN is not supported", None)
         given = {name: self._rope[name] for name in known if self._rope.get(name) is not None}
         try:
@@ -172,12 +177,8 @@ class HFConfig:
         except (KeyError, TypeError, ValueError) as error:
             needed = "factor and original_max_position_embeddings"
             return self._fault(f"YaRN needs {needed}, all its values being positive numbers: {error}", None)
-        # Where one weight alone is given, transformers takes another magnitude than the model's own code.
-        weights = given.get("mscale"), given.get("mscale_all_dim")
-        if not all(weights) and (weights[0] not in (None, 1) or weights[1]):
-            self._fault(
-                f"mscale={weights[0]} with mscale_all_dim={weights[1]} of YaRN is not supported: both or none", None
-            )
+        if given.get("mscale_all_dim") and "mscale" not in given:
+            self._fault(f"mscale_all_dim={given['mscale_all_dim']} of YaRN without mscale is not supported", None)
         return yarn
 
     def done(self) -> None:
@@ -185,7 +186,23 @@ class HFConfig:
         report(f"this config cannot be loaded as {self._type!r}", self._faults)
 
     def _rope_type(self) -> str:
-        return str(self._rope.get("rope_type") or self._rope.get("type") or "default")
+        return str(self._rope.get("rope_type", "default"))
+
+    def _rotary(self, values: Mapping[str, Any]) -> dict[str, Any]:
+        """All rotary settings, wherever they stand; faults what is said twice, and not alike."""
+        blocks: list[dict[str, Any]] = [{name: values.get(name) for name in ("rope_theta", "partial_rotary_factor")}]
+        for name in ("rope_scaling", "rope_parameters"):
+            block = values.get(name) or {}
+            if not isinstance(block, Mapping):
+                self._fault(f"{name}={block!r} must be an object", None)
+            elif block:
+                kinds = [block[key] for key in ("rope_type", "type") if block.get(key) is not None]
+                blocks += [{**block, "type": None, "rope_type": kind} for kind in kinds or ["default"]]
+        rope: dict[str, Any] = {}
+        for name, value in (item for block in blocks for item in block.items()):
+            if value is not None and rope.setdefault(name, value) != value:
+                self._fault(f"rotary setting {name} is said to be {rope[name]!r} and {value!r}", None)
+        return rope
 
     def _first(self, names: tuple[str, ...], default: Any) -> Any:
         present = [self._values[name] for name in names if self._values.get(name) is not None]

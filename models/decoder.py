@@ -184,15 +184,23 @@ class Decoder(nnx.Module, Generic[Config]):
             takes the hidden states [B, S, hidden] of the one before.
           positions: int32 [B, S]; None: counted from 0 in every segment.
           segments: int32 [B, S], numbers of packed sequences, neighbours of equal number being one: tokens attend to
-            earlier ones of their number, and 0 is padding, which goes to no expert. None: each row is one sequence.
+            earlier ones of their sequence, and 0 is padding, which goes to no expert and may be any token. None: each
+            row is one sequence.
           replay: int32 [Lm, B, S, K], recorded experts instead of the routers' choice.
           step: training step, seen by forced routing alone.
           return_routing: also return what the routers chose.
 
         Raises:
-          ValueError: shapes.
+          ValueError: shapes; outside of jit also a token that the vocabulary does not have. Under jit such a one yields
+            NaN, and so BAD_INPUT in `metrics.status`.
         """
         self._check_shapes(tokens, positions, segments, replay)
+        if segments is not None:
+            valid = (segments != 0).reshape(*segments.shape, *(1 for _ in tokens.shape[2:]))
+            tokens = jnp.where(valid, tokens, jnp.zeros((), tokens.dtype))
+            segments = _runs(segments)
+        if self.starts:
+            self._check_vocabulary(tokens)
         if positions is None:
             positions = _positions(segments, tokens.shape[1])
         around = Surroundings(self.rotation(self.config, positions), segments, jnp.asarray(step, jnp.int32))
@@ -243,6 +251,15 @@ class Decoder(nnx.Module, Generic[Config]):
     def _shard(self, x: jax.Array) -> jax.Array:
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(self.batch_axes)))
 
+    def _check_vocabulary(self, tokens: jax.Array) -> None:
+        if isinstance(tokens, jax.core.Tracer) or not tokens.is_fully_addressable:
+            return
+        least, most, vocab = int(tokens.min()), int(tokens.max()), self.config.vocab
+        if least < 0 or most >= vocab:
+            raise ValueError(
+                f"tokens lie in {least}..{most}, but the vocabulary is 0..{vocab - 1}: mark padding by segments"
+            )
+
     def _check_shapes(self, x: jax.Array, *arrays: jax.Array | None) -> None:
         ways = int(np.prod([self.mesh.shape[name] for name in self.batch_axes]))
         wanted = "[batch, length]" if self.starts else f"[batch, length, {self.config.hidden}]"
@@ -271,6 +288,12 @@ def _stack(make: Callable[[nnx.Rngs], Any], key: jax.Array, layers: range) -> An
     keys = jax.vmap(lambda number: jax.random.fold_in(key, number))(jnp.asarray(layers, jnp.uint32))
     stacked = nnx.vmap(in_axes=0, out_axes=0, transform_metadata={nnx.PARTITION_NAME: None})
     return stacked(lambda key: make(nnx.Rngs(key)))(keys)
+
+
+def _runs(segments: jax.Array) -> jax.Array:
+    """int32 [B, S]: the sequences of each row numbered from 1 on, so that no two have one number; padding stays 0."""
+    begins = jnp.pad(segments[:, 1:] != segments[:, :-1], ((0, 0), (1, 0)), constant_values=True)
+    return jnp.where(segments == 0, 0, jnp.cumsum(begins, axis=1, dtype=jnp.int32))
 
 
 def _positions(segments: jax.Array | None, length: int) -> jax.Array:

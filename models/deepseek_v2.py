@@ -107,6 +107,7 @@ class DeepSeekV2Config(DecoderConfig):
         """
         hf = HFConfig(config, "deepseek_v2")
         hf.only("attention_bias", False)
+        hf.only("partial_rotary_factor", 1)
         hf.only("moe_layer_freq", 1)
         hf.only("scoring_func", "softmax")
         # The model's own code and transformers disagree on what it would mean, and no released model has it.

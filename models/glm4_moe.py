@@ -7,6 +7,7 @@ Face's `Glm4MoeConfig` are not the released values. The layer that predicts a se
 """
 
 import dataclasses
+import math
 from collections.abc import Mapping
 from typing import Any
 
@@ -140,7 +141,7 @@ class GLM4MoEConfig(DecoderConfig):
             "num_attention_heads": self.num_heads,
             "num_key_value_heads": self.num_kv_heads,
             "head_dim": self.head_dim,
-            "partial_rotary_factor": self.rotary_dim / self.head_dim,
+            "partial_rotary_factor": self._rotary_factor(),
             "use_qk_norm": self.qk_norm,
             "attention_bias": self.qkv_bias,
             "moe_intermediate_size": self.ffn,
@@ -159,6 +160,11 @@ class GLM4MoEConfig(DecoderConfig):
             "tie_word_embeddings": self.tied_embeddings,
             "max_position_embeddings": self.max_positions,
         }
+
+    def _rotary_factor(self) -> float:
+        """The share that, times the head and cut off as `transformers` does, is `rotary_dim`."""
+        share = self.rotary_dim / self.head_dim
+        return share if int(self.head_dim * share) == self.rotary_dim else math.nextafter(share, 1)
 
     def faults(self) -> list[str]:
         """What is wrong with the values."""

@@ -30,8 +30,10 @@ class Embedding(nnx.Module):
         self.table = nnx.Param(nnx.initializers.normal(0.02)(rngs.params(), (vocab, hidden), param_dtype))
 
     def __call__(self, tokens: jax.Array) -> jax.Array:
-        """Looks up tokens, int32 [...]: [..., hidden] in the compute dtype."""
-        return jnp.take(self.table[...], tokens, axis=0).astype(self.dtype)
+        """Looks up tokens, int32 [...]: [..., hidden] in the compute dtype, NaN for what is no token."""
+        table = self.table[...]
+        known = jnp.where(tokens < 0, table.shape[0], tokens)  # Negative indices would count from the end.
+        return jnp.take(table, known, axis=0, mode="fill", fill_value=jnp.nan).astype(self.dtype)
 
     def scores(self, x: jax.Array) -> jax.Array:
         """The table as output layer, where it is tied: [..., hidden] -> [..., vocab] in the compute dtype."""

@@ -83,6 +83,7 @@ class Qwen3MoEConfig(DecoderConfig):
         hf.only("mlp_only_layers", [])
         hf.only("attention_bias", False)
         hf.only("use_sliding_window", False)
+        hf.only("partial_rotary_factor", 1)
         hidden, num_heads = hf.integer("hidden_size"), hf.integer("num_attention_heads")
         values: dict[str, Any] = {
             "vocab": hf.integer("vocab_size"),

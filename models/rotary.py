@@ -40,6 +40,10 @@ class Yarn:
     def __post_init__(self) -> None:
         if not (self.factor >= 1 and self.original_length >= 1 and self.beta_fast >= self.beta_slow > 0):
             raise ValueError(f"{self} needs factor >= 1, original_length >= 1 and beta_fast >= beta_slow > 0")
+        # With one weight alone, transformers takes another magnitude than the model's own code.
+        both = self.mscale > 0 and self.mscale_all_dim > 0
+        if not math.isfinite(self.factor) or not (both or (self.mscale, self.mscale_all_dim) == (1, 0)):
+            raise ValueError(f"{self} needs a finite factor, and positive mscale and mscale_all_dim: both or none")
 
     @property
     def rotation_magnitude(self) -> float:

@@ -2,6 +2,7 @@
 
 import dataclasses
 import json
+import re
 
 import jax
 import jax.numpy as jnp
@@ -79,10 +80,54 @@ def test_magnitudes_of_yarn_where_all_agree_on_them(weights, read):
     rope |= dict(zip(("mscale", "mscale_all_dim"), weights, strict=True))
     hf = DeepSeekV2Config.tiny().to_hf() | {"rope_scaling": rope}
     if read is None:
-        with pytest.raises(ValueError, match=r"mscale=None with mscale_all_dim=1\.0"):
+        with pytest.raises(ValueError, match=r"mscale_all_dim=1\.0 of YaRN without mscale"):
             DeepSeekV2Config.from_hf(hf)
     else:
         assert DeepSeekV2Config.from_hf(hf).yarn == Yarn(4.0, 64, mscale=read[0], mscale_all_dim=read[1])
+
+
+@pytest.mark.parametrize(
+    ("kind", "said", "message"),
+    [
+        (
+            "qwen3_moe",
+            {
+                "rope_parameters": {"rope_type": "default", "rope_theta": 1e4},
+                "rope_scaling": {"type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64},
+            },
+            "rope_type is said to be 'yarn' and 'default'",
+        ),
+        (
+            "qwen3_moe",
+            {"rope_scaling": {"rope_type": "default", "rope_theta": 123}},
+            "rope_theta is said to be 10000.0 and",
+        ),
+        (
+            "qwen3_moe",
+            {"rope_scaling": {"rope_type": "default", "type": "yarn"}},
+            "rope_type is said to be 'default' and",
+        ),
+        ("qwen3_moe", {"rope_scaling": "yarn"}, "rope_scaling='yarn' must be an object"),
+        ("qwen3_moe", {"partial_rotary_factor": 0.5}, "partial_rotary_factor=0.5 is not supported, only 1"),
+        ("glm4_moe", {"rope_scaling": {"partial_rotary_factor": 0.25}}, "partial_rotary_factor is said to be 0.5 and"),
+        ("glm4_moe", {"partial_rotary_factor": None}, "partial_rotary_factor=None must be a number"),
+        ("glm4_moe", {"routed_scaling_factor": float("nan")}, "scale=nan must be finite"),
+        ("deepseek_v2", {"rope_theta": float("inf")}, "rope_theta=inf must be finite"),
+    ],
+)
+def test_what_is_said_twice_is_said_alike_and_is_a_number(kind, said, message):
+    config_type = MODEL_TYPES[kind][0]
+    with pytest.raises(ValueError, match=re.escape(message)):
+        config_type.from_hf(config_type.tiny().to_hf() | said)
+
+
+def test_odd_sizes_go_to_hugging_face_and_back():
+    glm = GLM4MoEConfig.tiny()
+    rotated = [dataclasses.replace(glm, head_dim=h, rotary_dim=r) for h in (44, 64, 250) for r in range(2, h + 1, 2)]
+    for config in (dataclasses.replace(glm, dense_layers=0), *rotated):
+        assert GLM4MoEConfig.from_hf(config.to_hf()) == config
+    deepseek = dataclasses.replace(DeepSeekV2Config.tiny(), dense_layers=0, yarn=Yarn(8.0, 512))
+    assert DeepSeekV2Config.from_hf(deepseek.to_hf()) == deepseek
 
 
 def test_what_the_released_configs_say_beside_what_we_read():
@@ -151,7 +196,7 @@ def test_what_the_released_configs_say_beside_what_we_read():
                 "scoring_func='sigmoid'",
                 "num_key_value_heads=1",
                 "topk_method='noaux_tc'",
-                "mscale=0.5 with mscale_all_dim=None of YaRN is not supported",
+                "mscale=0.5, mscale_all_dim=0.0) needs a finite factor, and positive mscale and mscale_all_dim",
             ],
         ),
         (

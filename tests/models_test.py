@@ -11,6 +11,7 @@ from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from models import MODEL_TYPES, Qwen3MoE, Qwen3MoEConfig, state_shardings
+from topoep_jax import Status
 
 BATCH, LENGTH = 8, 12
 FSDP = ("data", "ep")
@@ -136,19 +137,29 @@ def test_no_token_sees_a_later_one(kind):
 
 @pytest.mark.parametrize("kind", MODEL_TYPES)
 def test_packed_sequences_are_as_if_alone(kind):
-    """Row 0 holds rows 1 and 2 of another batch, cut short; padding behind changes nothing."""
+    """Row 0 holds the starts of rows 1 to 3 of another batch; row 4 is padding, which need not be tokens."""
     packed, alone = some_tokens(1), some_tokens(2)
     segments, alone_segments = ONES.copy(), ONES.copy()
     packed[0] = np.concatenate([alone[1, :5], alone[2, :4], alone[3, :3]])
-    segments[0] = [7] * 5 + [4] * 4 + [0] * 3
-    alone_segments[1:3] = np.arange(LENGTH) < np.array([[5], [4]])
+    segments[0] = [7] * 5 + [-4] * 4 + [7] * 3  # A number that comes back is another sequence.
+    packed[4], segments[4] = -100, 0
+    alone_segments[1:4] = np.arange(LENGTH) < np.array([[5], [4], [3]])
     got, want = compiled(kind)(packed, segments=segments), compiled(kind)(alone, segments=alone_segments)
-    same(got.logits[0, :9], np.concatenate([want.logits[1, :5], want.logits[2, :4]]))
+    same(got.logits[0], np.concatenate([want.logits[1, :5], want.logits[2, :4], want.logits[3, :3]]))
     assert np.isfinite(got.logits).all()
-    assert (got.routing.expert_idx[:, 0, 9:] == -1).all()
+    assert (got.routing.expert_idx[:, 4] == -1).all()
     top_k = MODEL_TYPES[kind][0].tiny().top_k
-    assert (got.metrics.expert_load.sum(1) == (BATCH * LENGTH - 3) * top_k).all()
-    assert (want.metrics.expert_load.sum(1) == (BATCH * LENGTH - 7 - 8) * top_k).all()
+    assert (got.metrics.expert_load.sum(1) == (BATCH * LENGTH - 12) * top_k).all()
+    assert (want.metrics.expert_load.sum(1) == (BATCH * LENGTH - 7 - 8 - 9) * top_k).all()
+
+
+@pytest.mark.parametrize("wrong", [-1, 257])
+def test_what_is_no_token_is_no_other_token(wrong):
+    tokens = some_tokens()
+    tokens[3, 2] = wrong
+    assert (compiled("qwen3_moe")(tokens, segments=ONES).metrics.status & Status.BAD_INPUT).all()
+    with pytest.raises(ValueError, match=rf"tokens lie in .*{wrong}.*, but the vocabulary is 0\.\.256"):
+        model_of("qwen3_moe", mesh_of(1, 1))(jnp.asarray(tokens))
 
 
 @pytest.mark.parametrize("kind", ["glm4_moe"])

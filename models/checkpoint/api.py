@@ -32,13 +32,13 @@ def open_source(folder: str | pathlib.Path, *, config: Any = None, fp8: bool = F
 
 
 def read_config(folder: str | pathlib.Path) -> Any:
-    """The config of the model of a folder, one of `models.MODEL_TYPES`.
+    """The config of the model of a folder, of whichever kind: one of `models.MODEL_TYPES`.
 
     Raises:
       CheckpointError: config.json is missing, unreadable, or of no model that is supported.
     """
     path = pathlib.Path(folder)
-    _, config, faults = folders.read_config(path / folders.CONFIG)
+    _, config, faults = folders.read_config(folders.config_file(path))
     raise_faults(path, faults)
     return config
 
@@ -113,7 +113,8 @@ def save(
       max_shard_bytes: of tensors in one file.
 
     Raises:
-      CheckpointError: the parameters do not fit the config, or the folder is there or could not be written.
+      CheckpointError: the parameters do not fit the config, finite values would be infinite in `dtype`, or the folder
+        is there.
       ValueError: a dtype that is not written.
     """
     path = pathlib.Path(folder)

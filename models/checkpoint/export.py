@@ -13,6 +13,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.checkpoint.cast import Cast
 from models.checkpoint.faults import CheckpointError
 from models.checkpoint.folder import CONFIG, INDEX, SINGLE, write_json
 from models.checkpoint.parameters import Index, Parameter, tensors
@@ -96,6 +97,7 @@ class Export:
         self._folder = folder
         self._places: dict[str, _Place] = {}
         self._left: set[str] = set()
+        self._cast = Cast()
         shards = _split(table, dtypes, max_shard_bytes)
         index: dict[str, str] = {}
         total = 0
@@ -124,12 +126,13 @@ class Export:
         """Writes the tensors of one block, each once, in any order of blocks."""
         for name, view in zip(parameter.names(index), parameter.weight.layout(block), strict=True):
             place = self._places[name]
-            values = np.ascontiguousarray(view, place.dtype)
+            values = self._cast(name, view, place.dtype)
             _write(self._folder / place.file, values.reshape(-1).view(np.uint8).data, place.start)
             self._left.remove(name)
 
     def finish(self) -> None:
-        """Makes sure that everything was written."""
+        """Makes sure that everything was written, as it was: raises CheckpointError where values did not fit."""
+        self._cast.done()
         if self._left:
             raise ValueError(f"{len(self._left)} tensors were not written, {min(self._left)} among them")
 

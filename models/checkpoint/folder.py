@@ -7,6 +7,7 @@ from typing import Any, NamedTuple
 import numpy as np
 
 import models
+from models.checkpoint import text
 from models.checkpoint.safetensors import Tensor, read_header
 
 INDEX = "model.safetensors.index.json"
@@ -22,6 +23,11 @@ class Files(NamedTuple):
     lost: set[str]
     """Tensors that the index names and that are not where it says: `faults` has them, or the file that they are in."""
     faults: list[str]
+
+
+def is_released(folder: pathlib.Path) -> bool:
+    """Whether it looks like a released folder."""
+    return any((folder / name).is_file() for name in (SINGLE, INDEX))
 
 
 def read_files(folder: pathlib.Path) -> Files:
@@ -62,7 +68,7 @@ def read_files(folder: pathlib.Path) -> Files:
 
 def _read_index(path: pathlib.Path) -> tuple[dict[str, str], list[str]]:
     try:
-        index = json.loads(path.read_text())["weight_map"]
+        index = text.parse(path.read_text())["weight_map"]
         if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
             raise ValueError("weight_map does not map names of tensors to names of files")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -74,10 +80,16 @@ def _count(index: dict[str, str], file: str) -> int:
     return sum(name == file for name in index.values())
 
 
+def config_file(folder: pathlib.Path) -> pathlib.Path:
+    """The config.json of a folder: in it or, as a run has it for its steps, beside a folder named by a number."""
+    here, beside = folder / CONFIG, folder.absolute().parent / CONFIG
+    return beside if folder.name.isdecimal() and not here.is_file() and beside.is_file() else here
+
+
 def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Any, list[str]]:
     """The content of a config.json, the model's config made of it (None if that cannot be), and what is wrong."""
     try:
-        content = json.loads(path.read_text())
+        content = text.parse(path.read_text())
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:
@@ -109,10 +121,13 @@ def write_json(path: pathlib.Path, content: dict[str, Any]) -> None:
 
 
 def config_faults(config: Any, wanted: Any) -> list[str]:
-    """How the config of a folder differs from the one that it should be of."""
+    """How the config of a folder differs from the one that it should be of, in what parameters or results depend on."""
     if type(config) is not type(wanted):
         return [f"wrong model type: {type(config).__name__}, not {type(wanted).__name__}"]
     ours, theirs = vars(wanted), vars(config)
+    telling = ours.keys() - {"max_positions"} - (set() if wanted.dense_layers else {"dense_ffn"})
     return [
-        f"other config: {name} is {theirs[name]}, not {value}" for name, value in ours.items() if theirs[name] != value
+        f"other config: {name} is {theirs[name]}, not {value}"
+        for name, value in ours.items()
+        if name in telling and theirs[name] != value
     ]

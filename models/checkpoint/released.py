@@ -139,7 +139,9 @@ def _fit(name: str, tensor: Tensor, shape: tuple[int, ...]) -> list[str]:
 
 
 def _scale_faults(name: str, found: dict[str, Tensor]) -> list[str]:
-    wanted = tuple(math.ceil(extent / FP8_BLOCK) for extent in found[name].shape)
+    if len(found[name].shape) != 2:
+        return [f"wrong dtype: {name} is fp8 with {len(found[name].shape)} axes, only matrices have blocks to scale"]
+    wanted = tuple(-(-extent // FP8_BLOCK) for extent in found[name].shape)
     scale = found.get(name + SCALE)
     if scale is None:
         return [f"missing tensor: {name + SCALE} {list(wanted)}, the scale of an fp8 weight"]

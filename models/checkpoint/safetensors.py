@@ -16,6 +16,8 @@ from typing import Any, NamedTuple
 import ml_dtypes
 import numpy as np
 
+from models.checkpoint import text
+
 DTYPES: dict[str, np.dtype] = {
     "F32": np.dtype(np.float32),
     "BF16": np.dtype(ml_dtypes.bfloat16),
@@ -51,17 +53,17 @@ def read_header(file: pathlib.Path) -> tuple[dict[str, Tensor], list[str]]:
             length = int.from_bytes(stream.read(8), "little")
             if size < 8 or not 2 <= length <= min(size - 8, _MAX_HEADER):
                 return {}, [f"truncated file, or no safetensors: {file.name} has {size} bytes, header of {length}"]
-            header = json.loads(stream.read(length), object_pairs_hook=_without_repeats)
+            header = text.parse(stream.read(length), pairs=_without_repeats)
         if not isinstance(header, dict):
             raise ValueError("its header is no JSON object")
+        if not isinstance(header.pop("__metadata__", {}), dict):
+            raise ValueError("its __metadata__ is no JSON object")
     except (OSError, ValueError) as error:
         return {}, [f"unreadable file: {file.name}: {error}"]
-    header.pop("__metadata__", None)
     tensors, faults, spans = {}, [], []
     for name, entry in header.items():
         try:
-            dtype, shape = str(entry["dtype"]), tuple(int(extent) for extent in entry["shape"])
-            begin, end = (int(offset) for offset in entry["data_offsets"])
+            dtype, shape, (begin, end) = str(entry["dtype"]), _sizes(entry["shape"]), _sizes(entry["data_offsets"])
         except (KeyError, TypeError, ValueError):
             faults.append(f"unreadable entry: {name} in {file.name}")
             continue
@@ -83,6 +85,12 @@ def _span_faults(file: pathlib.Path, spans: list[tuple[int, int, str]], size: in
     return [f"{size - reached} bytes too many: {file.name}"] if reached < size else []
 
 
+def _sizes(values: Any) -> tuple[int, ...]:
+    if not isinstance(values, list) or any(type(value) is not int or value < 0 for value in values):
+        raise ValueError
+    return tuple(values)
+
+
 def _without_repeats(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
     if len(pairs) != len(dict(pairs)):
         raise ValueError("a name stands in the header twice")
@@ -100,9 +108,9 @@ def header_bytes(tensors: Mapping[str, tuple[str, tuple[int, ...]]]) -> bytes:
         end = begin + math.prod(shape) * _SIZES[dtype]
         header[name] = {"dtype": dtype, "shape": list(shape), "data_offsets": [begin, end]}
         begin = end
-    text = json.dumps(header, separators=(",", ":")).encode()
-    text += b" " * (-len(text) % 8)
-    return len(text).to_bytes(8, "little") + text
+    content = json.dumps(header, separators=(",", ":")).encode()
+    content += b" " * (-len(content) % 8)
+    return len(content).to_bytes(8, "little") + content
 
 
 def read_rows(tensor: Tensor, first: int, last: int) -> np.ndarray:

@@ -6,7 +6,6 @@ TensorStore, one piece at a time; Orbax writes the rest of the folder, around pl
 """
 
 import itertools
-import json
 import pathlib
 from collections.abc import Iterable, Iterator, Sequence
 from typing import Any
@@ -14,12 +13,16 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
+from models.checkpoint import text
+from models.checkpoint.cast import Cast
 from models.checkpoint.faults import CheckpointError, raise_faults
-from models.checkpoint.folder import CONFIG, config_faults, extra_of, read_config, write_json
+from models.checkpoint.folder import CONFIG, config_faults, config_file, extra_of, is_released, read_config, write_json
 from models.checkpoint.parameters import Index, Parameter, parameters
 
 ITEM = "default"  # What Orbax's CheckpointManager calls the only item of a step.
 _PREFIX = "params/"
+_MASTERS = "opt_state/masters/"
+"""Where parameters are rounded, what they are rounded from: all of the trained ones, in f32."""
 _METADATA = "_METADATA"
 _FLOATS = ("float32", "bfloat16", "float16")
 
@@ -27,6 +30,8 @@ _FLOATS = ("float32", "bfloat16", "float16")
 def find(folder: pathlib.Path) -> pathlib.Path | None:
     """The folder of the arrays in `folder`: a step, its item, or a folder of steps, of which the last; None if none."""
     if not folder.is_dir():
+        return None
+    if is_released(folder):  # What else is in it may be a conversion.
         return None
     steps = sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
     for path in (folder, folder / ITEM, *(step / ITEM for step in reversed(steps))):
@@ -42,6 +47,8 @@ class Trained:
       folder: of a run's checkpoints, of one of them, or one written by `TrainedFolder`.
       config: of the model; None: as config.json says, in the folder or, for one of several steps, beside it.
 
+    Of a run with parameters in bfloat16 the f32 masters are read in their place.
+
     Raises:
       CheckpointError: all that is missing, unknown, or of other shape or dtype.
     """
@@ -52,9 +59,8 @@ class Trained:
             raise CheckpointError(folder, ["no checkpoint of the trainer is in it"])
         faults: list[str] = []
         content: dict[str, Any] = {}
-        beside = folder.absolute().parent if folder.name.isdecimal() else folder
-        if (beside / CONFIG).is_file():
-            content, found, faults = read_config(beside / CONFIG)
+        if config_file(folder).is_file():
+            content, found, faults = read_config(config_file(folder))
             if found is not None and config is not None:
                 faults = config_faults(found, config)
             config = config if found is None else found
@@ -105,11 +111,11 @@ class Trained:
 
 
 def _open(folder: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
-    """The arrays below "params", by path, and what cannot be opened."""
+    """The masters, and other parameters, by path, and what cannot be opened."""
     import tensorstore
 
     try:
-        metadata = json.loads((folder / _METADATA).read_text())
+        metadata = text.parse((folder / _METADATA).read_text())
         keys = [
             "/".join(str(part["key"]) for part in entry["key_metadata"]) for entry in metadata["tree_metadata"].values()
         ]
@@ -118,12 +124,13 @@ def _open(folder: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [f"unreadable {_METADATA}: {error}"]
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     arrays, faults = {}, []
-    for key in (key for key in keys if key.startswith(_PREFIX)):
+    wanted = {key.removeprefix(prefix): key for prefix in (_PREFIX, _MASTERS) for key in keys if key.startswith(prefix)}
+    for path, key in wanted.items():
         spec = {"driver": driver, "kvstore": _store(folder, key)}
         try:
-            arrays[key.removeprefix(_PREFIX)] = tensorstore.open(spec, open=True, context=context).result()
+            arrays[path] = tensorstore.open(spec, open=True, context=context).result()
         except ValueError as error:
-            faults.append(f"unreadable parameter: {key.removeprefix(_PREFIX)}: {str(error).splitlines()[0]}")
+            faults.append(f"unreadable parameter: {path}: {str(error).splitlines()[0]}")
     return arrays, faults
 
 
@@ -153,6 +160,7 @@ class TrainedFolder:
         # Or each write would wait for the disk, which the whole folder does once, in the end.
         context = tensorstore.Context({"file_io_sync": False})
         self._arrays = {}
+        self._cast = Cast()
         self._left = {(p.path, index) for p in table for index in p.blocks()}
         for parameter in table:
             dtype = dtypes[parameter.path]
@@ -174,10 +182,12 @@ class TrainedFolder:
     def put(self, parameter: Parameter, index: Index, block: np.ndarray) -> None:
         """Writes one block, each once, in any order."""
         array = self._arrays[parameter.path]
-        array[index].write(block.astype(array.dtype.numpy_dtype, copy=False)).result()
+        values = self._cast(parameter.path, block, array.dtype.numpy_dtype)
+        array[index].write(values).result()
         self._left.remove((parameter.path, index))
 
     def finish(self) -> None:
-        """Makes sure that everything was written."""
+        """Makes sure that everything was written, as it was: raises CheckpointError where values did not fit."""
+        self._cast.done()
         if self._left:
             raise ValueError(f"{len(self._left)} blocks were not written, {min(self._left)} among them")
