@@ -53,6 +53,36 @@ def test_missing_and_unreadable_files_are_named(tmp_path):
         load_tokens([str(tmp_path / "folder.txt")])
 
 
+def test_token_ids_are_taken_as_they_are(tmp_path):
+    np.save(tmp_path / "a.npy", np.array([70000, 3, 1], np.int32))
+    np.save(tmp_path / "b.npy", np.array([2, 5], np.uint16))
+    assert load_tokens([f"{tmp_path}/*.npy"]).tolist() == [70000, 3, 1, 2, 5]
+    assert batches(load_tokens([f"{tmp_path}/a.npy"]), batch_size=1, seq_len=2, seed=0)[0].tolist() == [[70000, 3, 1]]
+
+
+@pytest.mark.parametrize(
+    ("ids", "message"),
+    [
+        (np.zeros((2, 2), np.int32), "needs a vector of integers"),
+        (np.zeros(0, np.int32), "needs a vector of integers"),
+        (np.zeros(3), "needs a vector of integers"),
+        (np.array([4, -1]), "holds the token -1"),
+        (np.array([None]), "not a readable NumPy file"),
+    ],
+)
+def test_bad_token_ids_are_named(tmp_path, ids, message):
+    np.save(tmp_path / "a.npy", ids)
+    with pytest.raises(DataError, match=rf"a\.npy: {message}"):
+        load_tokens([f"{tmp_path}/a.npy"])
+
+
+def test_text_and_token_ids_do_not_mix(tmp_path):
+    np.save(tmp_path / "a.npy", np.arange(3))
+    (tmp_path / "b.txt").write_text("text")
+    with pytest.raises(DataError, match=r"b\.txt: text has no token ids"):
+        load_tokens([f"{tmp_path}/*"])
+
+
 def test_too_little_text_is_refused():
     with pytest.raises(DataError, match="5 tokens, too few for one window of --seq_len=8"):
         batches(np.arange(5, dtype=np.uint16), batch_size=2, seq_len=8, seed=0)

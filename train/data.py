@@ -1,6 +1,7 @@
-"""Text as bytes, cut into windows, in an order that is a pure function of seed and step: a run resumes exactly."""
+"""Tokens, of text its bytes, cut into windows, in an order that follows from seed and step: a run resumes exactly."""
 
 import glob
+import itertools
 import json
 import pathlib
 import sysconfig
@@ -22,19 +23,24 @@ class DataError(ValueError):
 
 
 def load_tokens(patterns: Sequence[str]) -> np.ndarray:
-    """Reads documents and joins them with separators.
+    """Reads documents and joins them with separators, or what a tokenizer made of them.
 
     Args:
-      patterns: globs of .txt files (one document each) and .jsonl files (one document a line, in field "text").
-        Empty: the source files of Python's standard library, in sorted order, up to `LIBRARY_BYTES`.
+      patterns: globs of .txt files (one document each) and .jsonl files (one document a line, in field "text"); or of
+        .npy files alone, each a vector of token ids, with whatever stands between documents in it. Empty: the source
+        files of Python's standard library, in sorted order, up to `LIBRARY_BYTES`.
 
     Returns:
-      uint16 [n], each below `VOCAB`.
+      Integers [n]; of text uint16, each below `VOCAB`.
 
     Raises:
       DataError: a pattern that matches nothing; a file that is unreadable, empty, malformed or of another kind.
     """
-    documents = _user_documents(patterns) if patterns else _library_documents()
+    paths = _paths(patterns)
+    if any(path.suffix == ".npy" for path in paths):
+        parts = [_token_ids(path) for path in paths]
+        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+    documents = itertools.chain.from_iterable(map(_read, paths)) if patterns else _library_documents()
     parts = []
     for document in documents:
         parts += [np.frombuffer(document, np.uint8).astype(np.uint16), np.array([SEPARATOR], np.uint16)]
@@ -79,26 +85,41 @@ def _library_documents() -> Iterator[bytes]:
         raise DataError(f"{root} holds no readable .py file: name your own text with --data")
 
 
-def _user_documents(patterns: Sequence[str]) -> Iterator[bytes]:
+def _paths(patterns: Sequence[str]) -> list[pathlib.Path]:
+    found = []
     for pattern in patterns:
         paths = sorted(glob.glob(pattern, recursive=True))
         if not paths:
             raise DataError(f"--data={pattern} matches no file")
-        for path in paths:
-            yield from _read(path)
+        found += map(pathlib.Path, paths)
+    return found
 
 
-def _read(path: str) -> Iterator[bytes]:
-    suffix = pathlib.Path(path).suffix
-    if suffix not in (".txt", ".jsonl"):
-        raise DataError(f"{path}: cannot read {suffix or 'files without a suffix'}, only .txt and .jsonl")
+def _token_ids(path: pathlib.Path) -> np.ndarray:
+    if path.suffix != ".npy":
+        raise DataError(f"{path}: text has no token ids, so it cannot stand beside .npy files: tokenize it, too")
     try:
-        content = pathlib.Path(path).read_bytes()
+        ids = np.load(path, allow_pickle=False, mmap_mode="r")
+    except (OSError, ValueError, EOFError) as error:
+        raise DataError(f"{path}: not a readable NumPy file ({error})") from error
+    if not isinstance(ids, np.ndarray) or ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or not ids.size:
+        raise DataError(f"{path}: needs a vector of integers, the ids of tokens")
+    if ids.min() < 0:
+        raise DataError(f"{path}: holds the token {ids.min()}, but ids begin at 0")
+    return ids
+
+
+def _read(path: pathlib.Path) -> Iterator[bytes]:
+    if path.suffix not in (".txt", ".jsonl"):
+        kind = path.suffix or "files without a suffix"
+        raise DataError(f"{path}: cannot read {kind}, only .txt, .jsonl and .npy")
+    try:
+        content = path.read_bytes()
     except OSError as error:
         raise DataError(f"{path}: {error.strerror or error}") from error
     if not content.strip():
         raise DataError(f"{path}: the file is empty")
-    if suffix == ".txt":
+    if path.suffix == ".txt":
         yield content
         return
     for number, line in enumerate(content.splitlines(), start=1):
