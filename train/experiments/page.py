@@ -1,6 +1,7 @@
 """A few elements of HTML, for a page that needs neither scripts nor a network."""
 
 import html
+import re
 from collections.abc import Iterable, Sequence
 
 _STYLE = """
@@ -15,6 +16,11 @@ ul { margin: 0; padding-left: 1.2rem; }
 """
 
 escape = html.escape
+
+
+def prose(text: str) -> str:
+    """HTML of plain text with code between backticks."""
+    return re.sub(r"`([^`]+)`", r"<code>\1</code>", escape(text))
 
 
 def document(title: str, parts: Iterable[str]) -> str:

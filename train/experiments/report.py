@@ -43,9 +43,9 @@ def write(out: Path, settings: Settings, found: Mapping[str, Sequence[Record]], 
         _acceptance(outcomes),
         *(_section(number, found[number]) for number in FIGURES if number in found),
         page.heading(2, "What cannot be reproduced here", "cannot"),
-        page.listing(CANNOT),
+        page.listing([page.prose(text) for text in CANNOT]),
         page.heading(2, "What the model of the paper's cluster cannot explain", "limits"),
-        page.listing([page.escape(text) for text in CANNOT_EXPLAIN]),
+        page.listing([page.prose(text) for text in CANNOT_EXPLAIN]),
     ]
     path = out / "index.html"
     path.write_text(page.document("The paper's experiments", parts))
@@ -59,9 +59,9 @@ def _contents(found: Mapping[str, Sequence[Record]]) -> str:
         here = page.link(f"#{figure.name}", figure.label) if number in found else figure.label
         rows[number] = [here, page.escape(figure.title), "" if number in found else "not run this time"]
     for number, what in NOT_BUILT.items():
-        rows[number] = [f"Figure {number}", page.escape(what), "<b>not built yet</b>"]
+        rows[number] = [f"Figure {number}", page.prose(what), "<b>not built yet</b>"]
     for number, what in DRAWINGS.items():
-        rows[number] = [number if number.startswith("T") else f"Figure {number}", page.escape(what), "no numbers"]
+        rows[number] = [number if number.startswith("T") else f"Figure {number}", page.prose(what), "no numbers"]
     ordered = sorted(rows, key=_order)
     return page.table(["", "what", ""], [rows[number] for number in ordered])
 
@@ -78,7 +78,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> str:
             f"<b>{outcome.verdict}</b>",
             page.escape(outcome.title),
             str(outcome.points),
-            page.listing([page.escape(failure) for failure in outcome.failures]) if outcome.failures else "",
+            page.listing([page.prose(failure) for failure in outcome.failures]) if outcome.failures else "",
         ]
         for outcome in outcomes
     ]
@@ -87,7 +87,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> str:
 
 def _section(number: str, records: Sequence[Record]) -> str:
     figure = FIGURES[number]
-    notes = [f"<b>What differs.</b> {page.escape(figure.differs)}"]
+    notes = [f"<b>What differs.</b> {page.prose(figure.differs)}"]
     if figure.modelled:
         notes.append(
             "<b>Modelled.</b> Differences under 3 % mean nothing, 3 to 7 % only where all constants agree in sign; see "
