@@ -10,9 +10,11 @@ import orbax.checkpoint as ocp
 from train.state import TrainState
 from train.step import Program
 
+_MASTERS = "opt_state/masters/"
+
 
 class CheckpointError(ValueError):
-    """A checkpoint that is missing or does not fit the model; the message names the parameter and both shapes."""
+    """A checkpoint that is missing or does not fit the model; the message says where, and with which flags it would."""
 
 
 class Checkpoints:
@@ -66,7 +68,15 @@ class Checkpoints:
 
     def _check(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
         saved = self._manager.item_metadata(step).tree
-        faults = [f"{name} is missing" for name in wanted if name not in saved]
+        narrow, now = (any(name.startswith(_MASTERS) for name in names) for names in (saved, wanted))
+        faults, resume = [], "--model and --shape of that run"
+        if narrow != now:
+            # Nothing in the optimizer's state has its name then.
+            saved, wanted = ({k: v for k, v in d.items() if k.startswith("params/")} for d in (saved, wanted))
+            kept, missed = ("f32 masters", "no f32 masters")[:: 1 if narrow else -1]
+            faults = [f"it holds {kept} of the parameters, and this run {missed}"]
+            resume = f"--param_dtype={'bfloat16' if narrow else 'float32'}, and the {resume}"
+        faults += [f"{name} is missing" for name in wanted if name not in saved]
         faults += [f"{name} is not part of this model" for name in saved if name not in wanted]
         faults += [
             f"{name} has shape {tuple(saved[name].shape)}, this model wants {leaf.shape}"
@@ -77,7 +87,7 @@ class Checkpoints:
             more = f" (and {len(faults) - 3} more)" if len(faults) > 3 else ""
             raise CheckpointError(
                 f"checkpoint {self._folder / str(step)} is of another shape: {'; '.join(faults[:3])}{more}."
-                " Resume with the --model and --shape of that run, or start anew in another --run_dir"
+                f" Resume with the {resume}, or start anew in another --run_dir"
             )
 
 

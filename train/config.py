@@ -10,7 +10,9 @@ from typing import Any
 
 from absl import flags
 
-from models import DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
+from models import MODEL_TYPES, DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
+from models.checkpoint import read_config
+from models.checkpoint.folder import config_faults, config_file
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
@@ -40,7 +42,7 @@ def _setting(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run. Each field is a flag of the same name; the run's `config.json` keeps it."""
+    """Everything that decides a run. Each field but `of_weights` is a flag of the same name; `config.json` keeps it."""
 
     data: tuple[str, ...] = _setting((), "globs of .txt and .jsonl files (field 'text'); default: Python's own library")
     steps: int = _setting(150, "optimizer steps of the whole run")
@@ -55,10 +57,15 @@ class TrainConfig:
     seed: int = _setting(0, "seed of parameters and of the order of the data")
 
     model: str = _setting(
-        "qwen3_tiny", f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB"
+        "qwen3_tiny",
+        f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB; default: that of"
+        " --init_from, if there is one",
     )
     shape: str = _setting("", "changes to the model's shapes, as in num_layers=2,ffn=96")
-    init_from: str = _setting("", "folder in Hugging Face's format whose weights the run starts from; default: random")
+    init_from: str = _setting(
+        "",
+        "folder whose weights the run starts from, in Hugging Face's format or the trainer's own; default: random",
+    )
     dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32")
     param_dtype: str = _setting(
         "", "of the parameters; bfloat16 has float32 masters in the optimizer; default: float32 on CPU, else bfloat16"
@@ -117,6 +124,10 @@ class TrainConfig:
     num_processes: int = _setting(1, "processes of the run")
     process_id: int = _setting(0, "which of them this is")
 
+    of_weights: ModelConfig | None = None
+    """Shapes of the folder that the run started from, if they take the place of those of `model`, which then is the
+    folder's name: later the folder may be gone."""
+
     def __post_init__(self) -> None:
         counts = (
             "steps",
@@ -140,7 +151,7 @@ class TrainConfig:
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
             raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
         choices = {
-            "model": MODELS,
+            "model": MODELS if self.of_weights is None else (self.model,),
             "dtype": FLOATS,
             "param_dtype": ("", *FLOATS),
             "remat": REMATS,
@@ -185,12 +196,12 @@ class TrainConfig:
         return " x ".join(f"--{name}={getattr(self, name)}" for name in telling)
 
     def shapes(self) -> ModelConfig:
-        """The model's shapes: `model` with the changes of `shape`.
+        """The model's shapes: those of the weights or of `model`, with the changes of `shape`.
 
         Raises:
           ValueError: a change that is not name=integer, or a name the model does not have.
         """
-        base = MODELS[self.model]()
+        base = self.of_weights or MODELS[self.model]()
         known = {field.name: field.type for field in dataclasses.fields(base)}
         changes: dict[str, Any] = {}
         for change in filter(None, self.shape.split(",")):
@@ -203,13 +214,14 @@ class TrainConfig:
 
     def save(self, path: pathlib.Path) -> None:
         """Writes the settings that a later `--resume` takes over."""
-        path.write_text(json.dumps(dataclasses.asdict(self), indent=2) + "\n")
+        of_weights = self.of_weights and self.of_weights.to_hf()
+        path.write_text(json.dumps({**dataclasses.asdict(self), "of_weights": of_weights}, indent=2) + "\n")
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
     """Makes one absl flag of every field of `TrainConfig`."""
     makers: dict[Any, Any] = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_boolean}
-    for field in dataclasses.fields(TrainConfig):
+    for field in _flags():
         meaning = field.metadata["help"]
         if field.name == "data":
             flags.DEFINE_multi_string(field.name, [], meaning, flag_values=values)
@@ -224,9 +236,7 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     Raises:
       ValueError: a setting out of range, a folder that already holds a run, or nothing to resume.
     """
-    given: dict[str, Any] = {
-        f.name: parsed[f.name].value for f in dataclasses.fields(TrainConfig) if parsed[f.name].present
-    }
+    given: dict[str, Any] = {f.name: parsed[f.name].value for f in _flags() if parsed[f.name].present}
     if "data" in given:
         given["data"] = tuple(given["data"])
     run_dir = given.get("run_dir") or _default_run_dir(resume=bool(given.get("resume")))
@@ -234,13 +244,49 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     if given.get("resume"):
         if not path.is_file():
             raise ValueError(f"--resume: {path} does not exist; name the folder of an earlier run with --run_dir")
-        kept = json.loads(path.read_text())
-        given = {**kept, "data": tuple(kept["data"]), **given}
+        if given.get("init_from"):
+            raise ValueError(f"--init_from={given['init_from']} starts a new run: leave --resume away, or this")
+        given = {**_kept(path), **({"of_weights": None} if "model" in given else {}), **given}
     elif path.exists():
         raise ValueError(
             f"--run_dir={run_dir} already holds a run: add --resume to go on with it, or take another folder"
         )
-    return TrainConfig(**{**given, "run_dir": str(run_dir)})
+    elif given.get("init_from") and "model" not in given:
+        weights = pathlib.Path(given["init_from"])
+        if not config_file(weights).is_file():
+            raise ValueError(f"--init_from={weights} has no config.json that says its model: name it with --model")
+        given |= {"of_weights": read_config(weights), "model": weights.absolute().name}
+    config = TrainConfig(**{**given, "run_dir": str(run_dir)})
+    if config.init_from and not config.resume:
+        _check_weights(config)
+    return config
+
+
+def _flags() -> list[dataclasses.Field[Any]]:
+    """The fields that are flags."""
+    return [field for field in dataclasses.fields(TrainConfig) if "help" in field.metadata]
+
+
+def _kept(path: pathlib.Path) -> dict[str, Any]:
+    """The settings that `TrainConfig.save` wrote."""
+    kept = json.loads(path.read_text())
+    shapes = kept.get("of_weights")
+    if shapes is not None:
+        kind: Any = MODEL_TYPES[shapes["model_type"]][0]
+        shapes = kind.from_hf(shapes)
+    return {**kept, "data": tuple(kept["data"]), "of_weights": shapes}
+
+
+def _check_weights(config: TrainConfig) -> None:
+    """Raises ValueError where --model and --shape say another model than that of the weights."""
+    folder = pathlib.Path(config.init_from)
+    # Old checkpoints of the trainer do not say what they are of.
+    faults = config_faults(read_config(folder), config.shapes()) if config_file(folder).is_file() else []
+    if faults:
+        raise ValueError(
+            f"--init_from={folder} is of another model than --model={config.model} --shape={config.shape}:"
+            f" {'; '.join(faults)}. Leave both away to take the model of the folder"
+        )
 
 
 def _default_run_dir(*, resume: bool) -> str:

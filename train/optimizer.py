@@ -38,9 +38,15 @@ class Optimizer:
     has_masters: bool
     moves_bias: bool
 
-    def start(self, params: Any) -> TrainState:
-        """The state before the first step."""
-        return TrainState(jnp.zeros((), jnp.int32), params, self.init(params))
+    def start(self, weights: Any, like: Any = None) -> TrainState:
+        """The state before the first step.
+
+        Args:
+          weights: the parameters, or what they are to be before they are rounded: masters keep it.
+          like: the parameters' dtypes, as a tree of arrays or shapes; None for those of `weights`.
+        """
+        params = weights if like is None else jax.tree.map(lambda leaf, model: leaf.astype(model.dtype), weights, like)
+        return TrainState(jnp.zeros((), jnp.int32), params, self.init(weights))
 
     def init(self, params: Any) -> Any:
         """State of the optimizer for `params`."""

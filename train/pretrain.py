@@ -4,6 +4,7 @@ Parse, build, loop. Without arguments it reads Python's own library and trains o
 domains of four ranks.
 """
 
+import dataclasses
 import functools
 import os
 import pathlib
@@ -16,6 +17,7 @@ from typing import Any
 
 import grain
 import jax
+import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
 from jax.experimental import multihost_utils
@@ -73,9 +75,11 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     if config.num_processes > 1:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
     if config.shapes().vocab < VOCAB:
-        raise ValueError(f"--shape gives vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
+        raise ValueError(f"the model has vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
+    # What follows from this machine and shapes the state: a resumed run may be on another.
+    config = dataclasses.replace(config, param_dtype=param_dtype(config, program.mesh).name)
     if is_cpu(program.mesh):
         # A program that JAX's persistent cache returns may deadlock in its collectives there (seen on jax 0.10.2).
         jax.config.update("jax_enable_compilation_cache", False)
@@ -100,8 +104,7 @@ def first_state(config: TrainConfig, program: Program) -> TrainState:
     """The state before the first step of a new run: of `config.init_from`, or random."""
     if not config.init_from:
         return program.init()
-    dtype = param_dtype(config, program.mesh)
-    return program.start(load(config.init_from, config.shapes(), program.shardings.params, dtype=dtype))
+    return program.start(load(config.init_from, config.shapes(), program.shardings.params, dtype=jnp.float32))
 
 
 def _loop(

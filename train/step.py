@@ -31,7 +31,8 @@ class Program:
     init: Callable[[], TrainState]
     """The state before the first step."""
     start: Callable[[Any], TrainState]
-    """The same with given parameters, placed like `shardings.params`, which are donated."""
+    """The same with given parameters in f32, placed like `shardings.params`, which are donated: they become the
+    masters, where there are any, and what is rounded of them the parameters."""
     step: jax.stages.Wrapped
     """One optimizer step, jitted: (state, batch) -> (state, `StepMetrics`); the state passed in is donated.
     A step with a non-finite loss or gradient, or with demand the planner refuses, returns it unchanged: `is_sound`.
@@ -93,7 +94,9 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         shardings=shardings,
         abstract=abstract,
         init=jax.jit(init, out_shardings=shardings),
-        start=jax.jit(optimizer.start, out_shardings=shardings, donate_argnums=0),
+        start=jax.jit(
+            lambda weights: optimizer.start(weights, abstract.params), out_shardings=shardings, donate_argnums=0
+        ),
         step=make_step(part, overflow),
         exact_step=make_step(Part(config, mesh, overflow="loop"), "loop") if overflow == "flag" else None,
         microbatches=config.microbatches,

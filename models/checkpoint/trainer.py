@@ -43,11 +43,11 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
 class Trained:
     """Parameters of a checkpoint of the trainer as a `Source`.
 
+    Of a run with parameters in bfloat16 it reads the f32 masters in their place.
+
     Args:
       folder: of a run's checkpoints, of one of them, or one written by `TrainedFolder`.
       config: of the model; None: as config.json says, in the folder or, for one of several steps, beside it.
-
-    Of a run with parameters in bfloat16 the f32 masters are read in their place.
 
     Raises:
       CheckpointError: all that is missing, unknown, or of other shape or dtype.
