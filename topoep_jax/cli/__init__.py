@@ -93,7 +93,9 @@ def _run(program: str, meaning: str, command: Command, arguments: list[str]) -> 
 
 
 def _fail(program: str, reason: str) -> int:
-    sys.stderr.write(f"{program}: error: {' '.join(reason.split())}\n")
+    # Lines stay apart, for a list of many faults reads badly as one.
+    text = "\n".join(" ".join(line.split()) for line in reason.strip().splitlines())
+    sys.stderr.write(f"{program}: error: {text}\n")
     return 2
 
 
