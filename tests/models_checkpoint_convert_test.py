@@ -35,12 +35,12 @@ def run(*arguments: object) -> None:
 
 
 def fails(capsys: pytest.CaptureFixture, *arguments: object) -> str:
-    """The one line of a command that fails."""
+    """What a command that fails says, its lines as one."""
     capsys.readouterr()
     assert main([str(argument) for argument in arguments]) == 2
     out, error = capsys.readouterr()
-    assert out == "" and error.count("\n") == 1 and error.startswith("models.checkpoint: error: "), error
-    return error.removeprefix("models.checkpoint: error: ")
+    assert out == "" and error.count("models.checkpoint: error: ") == 1, error
+    return error.removeprefix("models.checkpoint: error: ").replace("\n- ", " - ")
 
 
 def tensors_in(folder: Path) -> dict[str, np.ndarray]:
