@@ -86,7 +86,7 @@ def _library_documents() -> Iterator[bytes]:
 
 
 def _paths(patterns: Sequence[str]) -> list[pathlib.Path]:
-    found = []
+    found: list[pathlib.Path] = []
     for pattern in patterns:
         paths = sorted(glob.glob(pattern, recursive=True))
         if not paths:
