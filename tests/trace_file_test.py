@@ -88,7 +88,7 @@ def test_what_was_appended_is_read(folder, trace):
     with open_trace(path) as read:
         assert not read.cut_off
         assert read.steps == tuple(step for step, _ in parts)
-        kept = ("num_experts", "num_ranks", "topology", "model", "hidden", "ffn")
+        kept = ("num_experts", "num_ranks", "num_groups", "topology", "model", "hidden", "ffn")
         assert {name: getattr(read.info, name) for name in kept} == {name: arguments[name] for name in kept}
         num_layers = microbatches[0][1].shape[0]
         assert read.info.layers == (arguments["layers"] or tuple(range(num_layers)))
@@ -123,6 +123,7 @@ def test_numpy_alone_reads_it(fresh, num_experts, dtype, padding):
             "model": "mine",
             "hidden": None,
             "ffn": None,
+            "num_groups": 1,
         }
         stored = arrays["expert_idx/00000012/0"]
         assert stored.dtype == dtype
@@ -200,6 +201,7 @@ def test_resuming(sample, fresh):
     for changes, message in (
         ({"num_experts": 8}, "num_experts=6, but this is 8"),
         ({"hidden": 5}, "hidden=None, but this is 5"),
+        ({"num_groups": 2}, "num_groups=1, but this is 2"),
         ({"layers": (0, 2)}, r"layers=\(0, 1\), but this is \(0, 2\)"),
     ):
         with pytest.raises(ValueError, match=rf"trace\.npz cannot be continued: it was recorded with {message}"):
@@ -231,6 +233,17 @@ def test_files_beyond_4_gib_and_65535_entries(fresh):
     assert len(zipfile.ZipFile(many).infolist()) == 70_000
 
 
+def test_files_without_num_groups_go_on(fresh):
+    """The first files of version 1 do not tell it."""
+    with fresh.open("w+b") as file:
+        infos = [container.write(file, layout.HEAD, np.array(json.dumps(HEAD)))]
+        infos.append(container.write(file, layout.name_of(3, 0), ZEROS))
+        container.finish(file, infos)
+    write(fresh, {**SIZES, "num_groups": 2}, [(4, np.zeros((1, 4, 1), int))], resume_after=3)
+    with open_trace(fresh) as trace:
+        assert (trace.steps, trace.info.num_groups) == ((3, 4, 4), None)
+
+
 HEAD = {"format": "topoep_jax routing trace", "version": 1, **SIZES, "layers": [0]}
 HEAD |= {"domain_of_rank": None, "model": None, "hidden": None, "ffn": None}
 ZEROS = np.zeros((1, 2, 3, 1), np.uint8)
@@ -246,6 +259,7 @@ ZEROS = np.zeros((1, 2, 3, 1), np.uint8)
         ({"layers": [0.5]}, {}, "must be the ascending numbers"),
         ({"domain_of_rank": [0, 2]}, {}, "renumber the domains"),
         ({"domain_of_rank": [0]}, {}, "the topology has 1 ranks, but the trace 2"),
+        ({"num_groups": 0}, {}, "num_groups=0 must be an integer"),
         ({"num_experts": None}, {}, "num_experts=None must be an integer"),
         ({}, {}, "it holds no microbatch"),
         ({}, {"expert_idx/first": ZEROS}, "'expert_idx/first.npy' is no microbatch"),

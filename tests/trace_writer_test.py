@@ -28,6 +28,8 @@ def test_a_writer_that_ends_early(fresh):
     with open_trace(fresh) as trace:
         assert (len(trace), trace.cut_off) == (1, False)
     writer.close()
+    with pytest.raises(ValueError, match=r"the writer of .*trace\.npz is closed: append before close"):
+        writer.append(np.zeros((1, 2, 1), int))
 
 
 def test_a_full_disk_harms_nothing_that_was_written(fresh, monkeypatch):
@@ -74,7 +76,7 @@ def test_what_may_be_appended(fresh):
         ({"num_experts": 65536}, "at most 65535"),
         ({"num_experts": 6.0}, "num_experts=6.0 must be an integer of at least 1"),
         ({"num_ranks": 0}, "num_ranks=0 must be an integer of at least 1"),
-        ({"num_groups": 0}, "num_groups=0 must be at least 1"),
+        ({"num_groups": 0}, "num_groups=0 must be an integer of at least 1"),
         ({"hidden": -1}, "hidden=-1 must be"),
         ({"layers": ()}, r"layers=\(\) must be the ascending numbers"),
         ({"layers": (2, 1)}, r"layers=\(2, 1\) must be the ascending numbers"),

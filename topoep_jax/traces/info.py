@@ -27,6 +27,7 @@ class TraceInfo:
       model: name of the model, if known.
       hidden: H, width of a token, if known.
       ffn: I, inner width of an expert, if known.
+      num_groups: groups of R ranks whose microbatches are the parts of each step, if known.
 
     Raises:
       ValueError: a value out of range.
@@ -39,12 +40,13 @@ class TraceInfo:
     model: str | None = None
     hidden: int | None = None
     ffn: int | None = None
+    num_groups: int | None = None
 
     def __post_init__(self) -> None:
         layers = tuple(self.layers)
-        for name in ("num_experts", "num_ranks", "hidden", "ffn"):
+        for name in ("num_experts", "num_ranks", "hidden", "ffn", "num_groups"):
             value = getattr(self, name)
-            unknown = value is None and name in ("hidden", "ffn")
+            unknown = value is None and name not in ("num_experts", "num_ranks")
             if not unknown and not (_is_integer(value) and value >= 1):
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         if self.num_experts > MAX_EXPERTS or self.num_experts % self.num_ranks:
@@ -93,8 +95,10 @@ class TraceInfo:
         for name in ("layers", "domain_of_rank"):
             if not isinstance(head[name], list) and (name == "layers" or domains is not None):
                 raise ValueError(f"{name}={head[name]!r} must be a list of integers")
+        known = {name: head[name] for name in names if name != "domain_of_rank"}
         topology = None if domains is None else Topology(tuple(domains))
-        return cls(**{name: head[name] for name in names if name != "domain_of_rank"}, topology=topology)
+        # The first files of version 1 do not have it.
+        return cls(**known, topology=topology, num_groups=head.get("num_groups"))
 
 
 def _is_integer(value: Any) -> bool:

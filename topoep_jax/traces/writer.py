@@ -63,14 +63,13 @@ class TraceWriter:
             "model": model,
             "hidden": hidden,
             "ffn": ffn,
+            "num_groups": num_groups,
         }
         self._infos: list[zipfile.ZipInfo] = []
         self._head: TraceInfo | None = None
         self._last = (-1, 0)
         self._end = 0
         checked = TraceInfo(layers=(0,) if layers is None else tuple(layers), **self._fields)
-        if num_groups < 1:
-            raise ValueError(f"num_groups={num_groups} must be at least 1")
         if self.path.suffix != ".npz":
             raise ValueError(f"{self.path} must end in .npz")
         self._num_groups = num_groups
@@ -116,10 +115,13 @@ class TraceWriter:
           step: of training; by default the one after the last. Several microbatches may have one step.
 
         Raises:
-          ValueError: shapes, experts or steps that do not fit; an array of which other processes hold a part: return it
-            replicated from your compiled step, or use `multihost_utils.process_allgather`, and append in one process.
+          ValueError: the writer is closed; shapes, experts or steps that do not fit; an array of which other processes
+            hold a part: return it replicated from your compiled step, or use `multihost_utils.process_allgather`, and
+            append in one process.
           OSError: the disk is full, or the like; what was appended before is unharmed.
         """
+        if self._file.closed:
+            raise ValueError(f"the writer of {self.path} is closed: append before close(), inside its `with`")
         expert_idx = _as_numpy(routing)
         num_layers, top_k = expert_idx.shape[0], expert_idx.shape[-1]
         head = self._head or TraceInfo(layers=self._layers or tuple(range(num_layers)), **self._fields)
@@ -180,6 +182,8 @@ class TraceWriter:
                 return  # Its writer died before the first microbatch was whole.
             head = read_head(self._file, infos)
             wanted = {**self._fields, "layers": self._layers or head.layers}
+            if head.num_groups is None:
+                del wanted["num_groups"]  # The first files of version 1 do not tell.
             differing = [name for name, value in wanted.items() if getattr(head, name) != value]
             if differing:
                 name = differing[0]
