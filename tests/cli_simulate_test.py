@@ -191,6 +191,8 @@ def test_fit(capsys, monkeypatch):
         ((*QWEN, "--planner=best"), "--planner=best is unknown"),
         ((*QWEN, "--hardware=h900"), "--hardware=h900 is neither a file nor one of"),
         ((*QWEN, "--chunks=3"), "chunks=3 must be 1 or 2"),
+        ((*QWEN, "--layers=1000000000"), "layers=1000000000 times microbatches=1 is more than 1024"),
+        ((*QWEN, "--microbatches=1000000000"), "times microbatches=1000000000 is more than 1024"),
         ((*QWEN, "--top_k=3"), "--top_k=3 needs a --trace"),
         ((*QWEN, "--plan_us=10000000"), "plan_us=10000000 must be within"),
         ((*QWEN, "--dense_ms=nan"), "dense_ms=nan must be within"),

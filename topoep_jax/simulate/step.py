@@ -25,6 +25,10 @@ class Design(Protocol):
         """The same of the backward pass."""
 
 
+MAX_TURNS = 1024
+"""Most layers times microbatches of a step: each is simulated, and takes time and memory."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Step:
     """What a step is made of.
@@ -48,6 +52,11 @@ class Step:
         for name in ("layers", "microbatches"):
             if not getattr(self, name) >= 1:
                 raise ValueError(f"{name}={getattr(self, name)} must be at least 1")
+        if self.layers * self.microbatches > MAX_TURNS:
+            raise ValueError(
+                f"layers={self.layers} times microbatches={self.microbatches} is more than {MAX_TURNS}, the"
+                " longest step that is simulated: take fewer microbatches, and their part of optimizer_ms"
+            )
         for name in ("dense_ms", "optimizer_ms"):
             if not 0 <= getattr(self, name) <= 1e6:
                 raise ValueError(f"{name}={getattr(self, name)} must be within 0..10^6 milliseconds")
