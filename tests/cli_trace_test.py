@@ -81,6 +81,7 @@ def test_figures_are_those_of_the_definitions(capsys, routing, path):
         "num_ranks": 4,
         "domain_of_rank": [0, 0, 1, 1],
         "microbatches": 6,
+        "steps": 6,
         "cut_off": False,
         "top": 4,
     }
@@ -93,7 +94,7 @@ def test_text(capsys, path):
         "routing.npz: tiny, 3 layers, 16 experts on 4 ranks in 2 domains, 6 microbatches of 81 assignments\n"
     )
     assert f"the busiest expert has {found['mean']['imbalance']:.2f} x the mean load; the 8 busiest take" in out
-    assert f"{found['mean']['turnover']:.0%} of the 8 busiest change from one microbatch to the next" in out
+    assert f"{found['mean']['turnover']:.0%} of the 8 busiest change from one recorded step to the next" in out
     assert "50% by chance" in out
     rows = [line.split() for line in out.splitlines() if line.split()[:1] in (["1"], ["2"], ["4"])]
     for row, layer in zip(rows, found["layers"], strict=True):
@@ -112,7 +113,7 @@ def test_many_layers_fit_a_screen(capsys, tmp_path):
     shown = [int(line.split()[0]) for line in out.splitlines() if line.endswith("#")]
     assert shown == list(range(40, 60))
     assert "40 layers less skewed not shown" in out
-    assert "one microbatch does not tell" in out
+    assert "one step does not tell" in out
 
 
 @pytest.mark.parametrize("shape", [(4, 8), (5, 4, 8), (5, 3, 4, 8)])
@@ -128,6 +129,26 @@ def test_arrays_of_users(capsys, tmp_path, shape):
         [layer["imbalance"] for layer in found["layers"]], (load.max(axis=2) / load.mean(axis=2)).mean(axis=0)
     )
     assert (found["layers"][0]["turnover"] is None) == (len(samples) == 1)
+
+
+def test_turnover_is_from_step_to_step(capsys, tmp_path):
+    """Two groups that always use other experts: between them nothing moved, and from step 0 to 5 all did."""
+    groups = np.repeat([0, 2], 8).reshape(1, 16, 1)
+    with TraceWriter(tmp_path / "t.npz", num_experts=8, num_ranks=2, num_groups=2) as writer:
+        for step, first in ((0, 0), (1, 0), (5, 4)):
+            writer.append(groups + first, step=step)
+            writer.append(groups + first, step=step)
+    command = ("trace", f"--trace={tmp_path / 't.npz'}", "--top=2")
+    found = json.loads(run(capsys, *command, "--json"))
+    assert (found["microbatches"], found["steps"]) == (12, 3)
+    assert (found["mean"]["turnover"], found["mean"]["drift"]) == (0.5, 1)
+    assert "50% of the 2 busiest change from one recorded step to the next, 100% from" in run(capsys, *command)
+    with open_trace(tmp_path / "t.npz") as trace:
+        skew = skew_of(trace, top=2)
+    assert (skew.steps, skew.turnover.tolist()) == ((0, 1, 5), [[0], [1]])
+    pytest.importorskip("matplotlib")
+    (line,) = draw_skew.figure_of(skew, "title").axes[-1].lines
+    assert (line.get_xdata().tolist(), line.get_ydata().tolist()) == ([1, 5], [0, 100])
 
 
 def test_a_file_that_was_cut_off_says_so(capsys, path, tmp_path):
@@ -192,6 +213,61 @@ def test_the_picture(capsys, path, tmp_path):
 )
 def test_bad_flags(capsys, path, arguments, message):
     assert message in error(capsys, "trace", *(argument.format(path=path) for argument in arguments))
+
+
+@pytest.mark.parametrize("command", ["plan", "explain", "simulate"])
+@pytest.mark.parametrize(
+    ("flag", "message"),
+    [
+        ("--hidden=65", "--hidden=65, but {path} has hidden=64"),
+        ("--ffn=33", "--ffn=33, but {path} has ffn=32"),
+        ("--domains=4", "--domains=4 puts the 4 ranks in domains (0, 1, 2, 3), but {path} has (0, 0, 1, 1)"),
+        ("--domains=3", "--domains=3 does not divide the 4 ranks of {path}"),
+        ("--model=e640", "{path} has 16 experts, but 640 were asked for"),
+        ("--experts=8", "{path} has 16 experts, but 8 were asked for"),
+    ],
+)
+def test_flags_may_not_contradict_the_file(capsys, path, command, flag, message):
+    assert message.format(path=path) in error(capsys, command, f"--trace={path}", flag)
+
+
+def test_top_k_may_not_contradict_the_file(capsys, path, tmp_path):
+    assert f"--top_k=3, but {path} has top_k=2" in error(capsys, "simulate", f"--trace={path}", "--top_k=3")
+    sizes = {"num_experts": 128, "num_ranks": 2, "topology": Topology.uniform(1, 2)}
+    for name, more, tokens, message in (
+        ("k", {}, [(1, 4, 2)], "--model=qwen3-30b-a3b with top_k=8, but {path} has top_k=2"),
+        ("ks", {}, [(1, 4, 2), (1, 4, 3)], "--model=qwen3-30b-a3b with top_k=8, but {path} has top_k=2, 3"),
+        ("hidden", {"hidden": 4}, [(1, 4, 8)], "--model=qwen3-30b-a3b with hidden=2048, but {path} has hidden=4"),
+        (
+            "domains",
+            {"num_ranks": 32, "topology": Topology.uniform(1, 32)},
+            [(1, 32, 8)],
+            "--model=qwen3-30b-a3b puts the 32 ranks in domains",
+        ),
+        ("name", {"model": "glm-4.5-air"}, [(1, 4, 8)], "--model=qwen3-30b-a3b, but {path} has model=glm-4.5-air"),
+    ):
+        file = tmp_path / f"{name}.npz"
+        with TraceWriter(file, **{**sizes, **more}) as writer:
+            for shape in tokens:
+                writer.append(np.zeros(shape, int))
+        for command in ("plan", "explain", "simulate"):
+            found = error(capsys, command, f"--trace={file}", "--model=qwen3-30b-a3b")
+            assert message.format(path=file) in found
+    assert "of several top_k=2, 3: simulate" in error(capsys, "simulate", f"--trace={tmp_path / 'ks.npz'}")
+
+
+def test_simulate_needs_nothing_but_the_file(capsys, routing, path, tmp_path):
+    command = ("simulate", f"--trace={path}", "--planner=none", "--json", "--plan_us=0")
+    (record,) = json.loads(run(capsys, *command))
+    told_again = ("--top_k=2", "--hidden=64", "--ffn=32", "--domains=2", "--layers=3")
+    assert [record] == json.loads(run(capsys, *command, *told_again))
+    assert record["layers"] == 3
+    rows = (routing >= 0).sum() / (6 * 3)
+    assert record["tokens_per_second"] == pytest.approx(1e3 * rows / 2 / record["step_ms"])
+    np.savez(tmp_path / "mine.npz", expert_idx=routing)
+    mine = (f"--trace={tmp_path / 'mine.npz'}", "--experts=16", "--hidden=64", "--ffn=32", "--domains=2", "--layers=3")
+    (other,) = json.loads(run(capsys, "simulate", *mine, *command[2:]))
+    assert other == {**record, "model": "mine.npz"}
 
 
 def test_plan_and_explain_need_nothing_but_the_file(capsys, routing, path):

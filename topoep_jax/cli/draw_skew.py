@@ -74,12 +74,12 @@ def _draw_turnover(axes: Any, skew: Skew) -> None:
     busiest = f"the {skew.top} busiest experts" if skew.top > 1 else "the busiest expert"
     axes.set_title(f"(c) Turnover of {busiest}", loc="left")
     if np.ma.getmaskarray(skew.turnover).all():
-        axes.text(0.5, 0.5, "needs two microbatches", ha="center", va="center", transform=axes.transAxes)
+        axes.text(0.5, 0.5, "needs two steps", ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
-    _draw_range(axes, np.arange(1, len(skew.steps)), 100 * skew.turnover.T, "layers")
+    _draw_range(axes, np.array(skew.steps[1:]), 100 * skew.turnover.T, "layers")
     _place_legend(axes)
-    axes.set(xlabel="microbatch", ylabel=f"% changed (by chance: {100 * chance:.0f})")
+    axes.set(xlabel="recorded step, against the one before", ylabel=f"% changed (by chance: {100 * chance:.0f})")
 
 
 def _draw_range(axes: Any, x: np.ndarray, values: np.ma.MaskedArray, of_what: str) -> None:

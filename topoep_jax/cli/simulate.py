@@ -15,7 +15,6 @@ from topoep_jax.cli.study import Sample, Study
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate import LayerRates, Setting, Step, Work, chrome_trace, compare, work_of
 from topoep_jax.simulate.calibration import TOKENS
 from topoep_jax.simulate.published import LAYERS
@@ -53,8 +52,8 @@ def define() -> flags.FlagValues:
         flag_values=values,
     )
     count("seeds", None, f"seeds 0..n-1 (default: {_SEEDS}), of a trace its first n samples (default: all)")
-    count("top_k", None, "with --trace: experts per token (default: that of --model)")
-    count("layers", None, "MoE layers of the model (default: as the paper trains it, else 1)")
+    count("top_k", None, "with --trace: experts per token, where file and --model do not say it")
+    count("layers", None, "MoE layers of the model (default: as recorded, or as the paper trains it, else 1)")
     count("microbatches", 1, "microbatches of a step, one after the other")
     milliseconds("dense_ms", "what else a microbatch takes: attention, norms, loss (default: 0, or as the paper's)")
     milliseconds("optimizer_ms", "once a step (default: 0)")
@@ -129,15 +128,15 @@ def _study(values: flags.FlagValues, *, fitted: bool) -> Study:
 def _top_k(values: flags.FlagValues, study: Study) -> int:
     if values.trace is None and values.top_k is not None:
         raise ValueError(f"--top_k={values.top_k} needs a --trace; a --model brings its own")
-    top_k: int | None = values.top_k or (SHAPES[study.name].top_k if study.name in SHAPES else None)
-    if top_k is None:
+    if study.top_k is None:
         raise ValueError("--top_k, or a --model that has it, is missing: how many of the trace's rows make a token?")
-    return top_k
+    return study.top_k
 
 
 def _setting(values: flags.FlagValues, study: Study, top_k: int, *, fitted: bool) -> Setting:
-    layers = values.layers or LAYERS.get(study.name, 1)
+    layers = values.layers or LAYERS.get(study.name) or study.layers_of_trace or 1
     if not fitted:
+        layers = values.layers or study.layers_of_trace or layers
         step = Step(layers, values.microbatches, values.dense_ms or 0.0, values.optimizer_ms or 0.0)
         rates = LayerRates(study.layer.hardware, values.launch_us, values.plan_us)
         return Setting.of_library(rates, step, top_k, values.hardware)

@@ -3,7 +3,7 @@
 import dataclasses
 import math
 import pathlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 
 import numpy as np
 from absl import flags
@@ -18,7 +18,8 @@ from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
 from topoep_jax.topology import Topology
-from topoep_jax.traces import TraceInfo, open_trace
+from topoep_jax.traces import Trace, TraceInfo, open_trace
+from topoep_jax.traces.reader import demand_of
 
 HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
 _MAX_SKEW = 1e6
@@ -57,6 +58,8 @@ class Study:
       pulls: key of `CostModel.pulls`.
       samples_of_trace: name of each sample of a trace; None where seeds have no end.
       draw: (skews, seed) -> demand of each skew.
+      top_k: experts per token, if known.
+      layers_of_trace: MoE layers that a TraceWriter recorded, else None.
     """
 
     name: str
@@ -68,6 +71,8 @@ class Study:
     pulls: str
     samples_of_trace: Sequence[str] | None
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]]
+    top_k: int | None
+    layers_of_trace: int | None = None
 
     def samples(self, skews: Sequence[float], seeds: Sequence[int]) -> Iterator[Sample]:
         """Every skew of every seed, seed by seed; a trace has no skews."""
@@ -123,10 +128,10 @@ def define() -> flags.FlagValues:
         "file of recorded routing: a TraceWriter's (--record_routing of the trainer); or .npy with omega [..., R, E],"
         " or .npz with omega or expert_idx [..., R, T, K]",
     )
-    count("domains", None, "with --trace: equal domains of neighbouring ranks (default: --model's, or the file's)")
+    count("domains", None, "with --trace: equal domains of neighbouring ranks, where the file does not say it")
     count("experts", None, "with --trace: number of experts, where file and --model do not say it")
-    count("hidden", None, "with --trace: width of a token (default: --model's, or the file's)")
-    count("ffn", None, "with --trace: inner width of an expert (default: --model's, or the file's)")
+    count("hidden", None, "with --trace: width of a token, where file and --model do not say it")
+    count("ffn", None, "with --trace: inner width of an expert, where file and --model do not say it")
     count("tokens", 4096, "tokens per rank of synthetic demand")
     flags.DEFINE_enum(
         "router",
@@ -189,7 +194,7 @@ def from_flags(values: flags.FlagValues) -> Study:
         return dict(demand.items())
 
     workload = f"{plural(shape.tokens, 'token')} x {plural(shape.top_k, 'expert')} per rank"
-    return _study(values, values.model, workload, shape, None, draw)
+    return _study(values, values.model, workload, shape, None, draw, shape.top_k)
 
 
 def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
@@ -197,17 +202,22 @@ def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
     if not file.is_file():
         raise ValueError(f"--trace={values.trace}: there is no such file")
     with open_trace(file, values.experts or (shape.num_experts if shape else None)) as trace:
-        info, steps, cut_off = trace.info, trace.steps, trace.cut_off
-        demand = np.concatenate([trace.omega(microbatch) for microbatch in range(len(trace))])
+        info, steps, cut_off, recorded = trace.info, trace.steps, trace.cut_off, trace.recorded
+        demand, top_ks = _demand_of(trace)
     totals = [int(omega.sum()) for omega in demand]
     if max(totals) > MAX_ROWS:
         raise ValueError(f"--trace={values.trace} has a sample of {max(totals)} rows, not below 2^31: split it")
     topology = _topology_of_trace(values, info, shape)
-    hidden = values.hidden or (shape.hidden if shape else info.hidden)
-    ffn = values.ffn or (shape.ffn if shape else info.ffn)
+    if info.model in SHAPES and values.model not in (None, info.model):
+        raise ValueError(f"--model={values.model}, but {values.trace} has model={info.model}")
+    hidden = _size(values, "hidden", {info.hidden} - {None}, shape)
+    ffn = _size(values, "ffn", {info.ffn} - {None}, shape)
+    top_k = _size(values, "top_k", top_ks, shape)
+    if "top_k" in values and len(top_ks) > 1:
+        raise ValueError(f"{file} has microbatches of several top_k={_list(top_ks)}: simulate each kind by itself")
     if hidden is None or ffn is None:
         raise ValueError("--hidden and --ffn, or a --model that has them, are missing: rows and experts have a size")
-    traced = Shape(hidden, ffn, info.num_experts, 1, topology)
+    traced = Shape(hidden, ffn, info.num_experts, top_k or 1, topology)
 
     def draw(skews: Sequence[float | None], seed: int) -> Mapping[float | None, np.ndarray]:
         return {None: demand[seed]}
@@ -218,20 +228,66 @@ def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
         samples = [f"{sample} ({place})" for sample, place in zip(samples, places, strict=True)]
     workload = f"{sum(totals) / len(totals) / info.num_ranks:,.0f} rows per rank, from {file.name}"
     workload += f", cut off after {plural(len(steps), 'microbatch', 'microbatches')}" * cut_off
-    return _study(values, values.model or info.model or file.name, workload, traced, samples, draw)
+    name = values.model or info.model or file.name
+    study = _study(values, name, workload, traced, samples, draw, top_k)
+    return dataclasses.replace(study, layers_of_trace=len(info.layers) if recorded else None)
+
+
+def _demand_of(trace: Trace) -> tuple[np.ndarray, set[int]]:
+    """int64 [samples, R, E], and every K of its tokens; none where the file holds demand alone."""
+    demand, top_ks = [], set()
+    for microbatch in range(len(trace)):
+        if trace.holds_demand:
+            demand.append(trace.omega(microbatch))
+        else:
+            expert_idx = trace.expert_idx(microbatch)
+            demand.append(demand_of(expert_idx, trace.info.num_experts))
+            top_ks.add(expert_idx.shape[-1])
+    return np.concatenate(demand), top_ks
+
+
+def _size(values: flags.FlagValues, name: str, in_file: Set[int | None], shape: Shape | None) -> int | None:
+    """What the file says, which flags may only repeat; else the flag's, else the model's."""
+    flag: int | None = values[name].value if name in values else None
+    asked = [(f"--{name}={flag}", flag)] if flag is not None else []
+    if shape is not None:
+        asked.append((f"--model={values.model} with {name}={getattr(shape, name)}", getattr(shape, name)))
+    for what, value in asked:
+        if in_file and in_file != {value}:
+            raise ValueError(f"{what}, but {values.trace} has {name}={_list(in_file)}")
+    if len(in_file) == 1:
+        return next(iter(in_file))
+    return asked[0][1] if asked else None
+
+
+def _list(numbers: Set[int | None]) -> str:
+    return ", ".join(map(str, sorted(filter(None, numbers))))
 
 
 def _topology_of_trace(values: flags.FlagValues, info: TraceInfo, shape: Shape | None) -> Topology:
-    """Domains as --domains asks for them, else the model's, else as recorded."""
+    """As recorded; else domains as --domains asks for them, else those of a model with as many ranks.
+
+    Raises:
+      ValueError: there is none, or --domains or such a model contradict what was recorded.
+    """
+    ranks, asked = info.num_ranks, {}
     if values.domains is not None:
-        if info.num_ranks % values.domains:
-            raise ValueError(f"--domains={values.domains} does not divide the {info.num_ranks} ranks of {values.trace}")
-        return Topology.uniform(values.domains, info.num_ranks // values.domains)
-    if shape is not None and shape.topology.num_ranks == info.num_ranks:
-        return shape.topology
-    if info.topology is not None:
-        return info.topology
-    raise ValueError(f"--domains is missing: {values.trace} has {info.num_ranks} ranks, in how many domains?")
+        if ranks % values.domains:
+            raise ValueError(f"--domains={values.domains} does not divide the {ranks} ranks of {values.trace}")
+        asked[f"--domains={values.domains}"] = Topology.uniform(values.domains, ranks // values.domains)
+    if shape is not None and shape.topology.num_ranks == ranks:
+        asked[f"--model={values.model}"] = shape.topology
+    if info.topology is None:
+        if not asked:
+            raise ValueError(f"--domains is missing: {values.trace} has {ranks} ranks, in how many domains?")
+        return next(iter(asked.values()))
+    for flag, topology in asked.items():
+        if topology != info.topology:
+            raise ValueError(
+                f"{flag} puts the {ranks} ranks in domains {topology.domain_of_rank}, but {values.trace} has"
+                f" {info.topology.domain_of_rank}"
+            )
+    return info.topology
 
 
 def _study(
@@ -241,6 +297,7 @@ def _study(
     shape: Shape,
     samples_of_trace: Sequence[str] | None,
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]],
+    top_k: int | None,
 ) -> Study:
     hardware = _hardware(values, shape.topology.num_ranks)
     _check_rates(values.hardware, hardware, shape)
@@ -256,7 +313,8 @@ def _study(
         hardware=hardware,
     )
     capped = values.cap_factor is not None
-    return Study(name, workload, layer, capped, values.objective, values.effort, values.pulls, samples_of_trace, draw)
+    how = values.objective, values.effort, values.pulls
+    return Study(name, workload, layer, capped, *how, samples_of_trace, draw, top_k)
 
 
 def _hardware(values: flags.FlagValues, num_ranks: int) -> Hardware:

@@ -18,7 +18,8 @@ means over the microbatches:
 max/mean    load of the busiest expert over the mean load of an expert; then the least and the most of a microbatch
 busiest {top:<3} share of the assignments that go to the {top} busiest experts; {even:.0%} if routing were even
 experts     so many experts under equal loads have the same entropy; {num_experts} if routing were even
-turnover    share of the {top} busiest experts that are others in the next microbatch; {chance:.0%} by chance
+turnover    share of the {top} busiest experts that are others in the next recorded step; {chance:.0%} by chance
+            (microbatches and groups of one step are added up for it)
 rank load   of the busiest rank over the mean, every expert on its main rank: the layer waits for it
 """
 
@@ -76,7 +77,7 @@ def title(skew: Skew, name: str) -> str:
     parts = [
         plural(len(info.layers), "layer"),
         f"{plural(info.num_experts, 'expert')} on {plural(info.num_ranks, 'rank')}{domains}",
-        f"{plural(len(skew.steps), 'microbatch', 'microbatches')} of {skew.rows.mean():,.0f} assignments",
+        f"{plural(len(skew.rows), 'microbatch', 'microbatches')} of {skew.rows.mean():,.0f} assignments",
     ]
     return f"{name}: {', '.join(filter(None, [info.model, *parts]))}"
 
@@ -106,7 +107,8 @@ def _record(skew: Skew, name: str, cut_off: bool) -> dict[str, Any]:
         "num_experts": info.num_experts,
         "num_ranks": info.num_ranks,
         "domain_of_rank": None if info.topology is None else info.topology.domain_of_rank,
-        "microbatches": len(skew.steps),
+        "microbatches": len(skew.rows),
+        "steps": len(skew.steps),
         "cut_off": cut_off,
         "top": skew.top,
         "mean": {key: _mean(values) for key, values in figures.items()},
@@ -138,10 +140,10 @@ def _head(skew: Skew, name: str, cut_off: bool) -> str:
             f"Where          most in layer {most}, {imbalance.max():.2f}; least in layer {least}, {imbalance.min():.2f}"
         )
     if np.ma.getmaskarray(figures["turnover"]).all():
-        lines.append("Does it move   one microbatch does not tell")
+        lines.append("Does it move   one step does not tell")
     else:
         lines.append(
-            f"Does it move   {figures['turnover'].mean():.0%} of the {top} busiest change from one microbatch to the"
+            f"Does it move   {figures['turnover'].mean():.0%} of the {top} busiest change from one recorded step to the"
             f" next, {_cell(_mean(figures['drift']), '.0%')} from the first to the last; {_chance(skew):.0%} by chance"
         )
     lines.append(

@@ -22,11 +22,15 @@ class Trace(abc.ABC):
     Attributes:
       info: sizes and names. Of a user's arrays, layers are numbered from 0.
       steps: the step of each microbatch; of a user's arrays, they are numbered from 0.
+      recorded: whether a `TraceWriter` made it, so that its layers are those of a model.
+      holds_demand: whether it tells only how many rows go where, not the experts of each token.
       cut_off: whether the file does not end as its writer ends it: that one died, and these are the whole microbatches.
     """
 
     info: TraceInfo
     steps: tuple[int, ...]
+    recorded: bool = False
+    holds_demand: bool = False
     cut_off: bool = False
 
     def __len__(self) -> int:
@@ -121,6 +125,8 @@ def demand_of(expert_idx: np.ndarray, num_experts: int) -> np.ndarray:
 class _Recorded(Trace):
     """A file of `TraceWriter`."""
 
+    recorded = True
+
     def __init__(self, path: pathlib.Path, file: IO[bytes], infos: list[zipfile.ZipInfo], cut_off: bool) -> None:
         self._path, self._file, self.cut_off = path, file, cut_off
         self.info = read_head(file, infos)
@@ -177,8 +183,8 @@ class _Arrays(Trace):
         *leading, num_ranks = array.shape[: array.ndim - len(axes) + 1]
         num_layers = leading[-1] if len(leading) > 1 else 1
         self._samples = array.reshape(-1, num_layers, *array.shape[len(leading) :])
-        self._path, self._holds_demand = path, name == "omega"
-        if self._holds_demand:
+        self._path, self.holds_demand = path, name == "omega"
+        if self.holds_demand:
             num_experts = array.shape[-1]
             _check_demand(path, array.reshape(-1, *array.shape[-2:]))
         elif num_experts is None:
@@ -192,12 +198,12 @@ class _Arrays(Trace):
         self.steps = tuple(range(len(self._samples)))
 
     def expert_idx(self, microbatch: int) -> np.ndarray:
-        if self._holds_demand:
+        if self.holds_demand:
             raise ValueError(f"{self._path} holds demand, omega, which does not tell the experts of each token")
         return np.maximum(self._samples[microbatch].astype(np.int64), -1).astype(np.int32)
 
     def omega(self, microbatch: int) -> np.ndarray:
-        if self._holds_demand:
+        if self.holds_demand:
             return self._samples[microbatch].astype(np.int64)
         return super().omega(microbatch)
 

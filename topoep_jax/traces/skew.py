@@ -11,11 +11,15 @@ from topoep_jax.traces.reader import Trace
 
 @dataclasses.dataclass(frozen=True)
 class Skew:
-    """Skew of M microbatches in L layers; masked where a microbatch has no rows in a layer.
+    """Skew of M microbatches of S steps in L layers; masked where one has no rows in a layer.
+
+    Whether the busiest change is told from step to step: several microbatches or groups of one step are parts of one
+    batch, beside each other rather than one after the other, so their loads are added up first. Where each step is one
+    microbatch, that is the paper's turnover between adjacent microbatches.
 
     Attributes:
       info: of the trace.
-      steps: the step of each microbatch.
+      steps: the S that were recorded, ascending.
       top: how many experts count as the busiest.
       share: f64 [L, E], each expert's share of the layer's assignments, over all microbatches.
       rows: int64 [M, L], assignments.
@@ -23,8 +27,8 @@ class Skew:
       busiest: f64 [M, L], share of the assignments that go to the `top` busiest experts.
       effective: f64 [M, L], so many experts under equal loads have the same entropy: from 1 to E.
       rank_imbalance: f64 [M, L], load of the busiest rank over the mean, each expert on its main rank.
-      turnover: f64 [M - 1, L], share of the `top` busiest experts that are not among them in the next microbatch.
-      drift: f64 [L], the same from the first microbatch to the last.
+      turnover: f64 [S - 1, L], share of the `top` busiest experts that are not among them in the next recorded step.
+      drift: f64 [L], the same from the first step to the last.
     """
 
     info: TraceInfo
@@ -57,22 +61,24 @@ def skew_of(trace: Trace, *, top: int | None = None) -> Skew:
     if not 1 <= top < max(num_experts, 2):
         raise ValueError(f"top={top} must lie in 1..{max(num_experts - 1, 1)}, below the number of experts")
     total = np.zeros((num_layers, num_experts), np.int64)
-    rows, figures, hot = [], [], []
-    for microbatch in range(len(trace)):
+    rows, figures = [], []
+    of_step: dict[int, np.ndarray] = {}
+    for microbatch, step in enumerate(trace.steps):
         omega = trace.omega(microbatch)
         load = omega.sum(axis=1)
         total += load
+        of_step[step] = of_step.get(step, 0) + load
         rows.append(load.sum(axis=1))
         figures.append(_figures(load, info.num_ranks, top))
-        hot.append(_busiest_of(load, top))
     known = np.stack(rows).astype(bool)
     if not known.any():
         raise ValueError("nothing was routed: every token of the trace is padding")
-    busy = np.array(hot)
+    busy = np.stack([_busiest_of(load, top) for load in of_step.values()])
+    moved = np.stack([load.any(axis=1) for load in of_step.values()])
     imbalance, busiest, effective, rank_imbalance = np.moveaxis(np.array(figures), 1, 0)
     return Skew(
         info=info,
-        steps=trace.steps,
+        steps=tuple(of_step),
         top=top,
         share=_masked(total / np.maximum(total.sum(axis=1, keepdims=True), 1), known.any(axis=0, keepdims=True).T),
         rows=np.array(rows),
@@ -80,8 +86,8 @@ def skew_of(trace: Trace, *, top: int | None = None) -> Skew:
         busiest=_masked(busiest, known),
         effective=_masked(effective, known),
         rank_imbalance=_masked(rank_imbalance, known),
-        turnover=_masked(_turnover(busy[:-1], busy[1:], top), known[:-1] & known[1:]),
-        drift=_masked(_turnover(busy[0], busy[-1], top), known[0] & known[-1]),
+        turnover=_masked(_turnover(busy[:-1], busy[1:], top), moved[:-1] & moved[1:]),
+        drift=_masked(_turnover(busy[0], busy[-1], top), moved[0] & moved[-1]),
     )
 
 
