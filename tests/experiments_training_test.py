@@ -79,19 +79,24 @@ def test_a_run_that_fails_says_how(tmp_path) -> None:
 
 def test_losses_are_compared_step_by_step(tmp_path, monkeypatch) -> None:
     settings = Settings()
-    for planner, factors in (("none", (1.0, 1.0)), ("topoep", (1.001, 0.999))):
+    runs = {("none", 4): (1.0, 1.0), ("topoep", 4): (1.001, 0.999), ("none", 2): (1.0, 1.002)}
+    for (planner, ranks), factors in runs.items():
         losses = np.linspace(4, 2, settings.steps)
         losses[[3, 7]] *= factors
-        folder = tmp_path / planner
+        folder = tmp_path / f"{planner}_{ranks}"
         folder.mkdir()
         (folder / "metrics.jsonl").write_text("".join(json.dumps({"loss": loss}) + "\n" for loss in losses))
-    monkeypatch.setattr(fig14_loss, "trained", lambda settings, planner, corpus: tmp_path / planner)
+    monkeypatch.setattr(
+        fig14_loss, "trained", lambda settings, planner, corpus, ranks=4: tmp_path / f"{planner}_{ranks}"
+    )
     records = fig14_loss.run(settings)
     found = {
-        kind: mean_of(records, kind="measured", metric=f"{kind} relative difference of the loss")
+        kind: mean_of(records, kind="measured", planner="topoep", metric=f"{kind} relative difference of the loss")
         for kind in ("mean", "max")
     }
     assert found["max"] == pytest.approx(0.1) and found["mean"] == pytest.approx(0.2 / settings.steps, rel=1e-3)
+    most = f"max {fig14_loss._DIFFERENCE}"
+    assert mean_of(records, planner=fig14_loss.CONTROL, metric=most) == pytest.approx(0.2)
     fig14_loss.draw(records)
 
 

@@ -11,19 +11,20 @@ from train.experiments.settings import Settings
 
 MODEL = "qwen3_tiny"
 _ROOT = Path(__file__).resolve().parents[2]
-_FLAGS = (f"--model={MODEL}", "--ep=4", "--seq_len=64", "--record_routing=10")
-"""Four ranks in two domains, eight sequences of 64 bytes a step: a step takes about a tenth of a second."""
+_FLAGS = (f"--model={MODEL}", "--seq_len=64", "--record_routing=10")
+_RANKS = 4
+"""In two domains; eight sequences of 64 bytes a step: a step takes about a tenth of a second."""
 CORPORA = {"code": "Python's own library", "prose": "Python's own language reference"}
 
 
-def trained(settings: Settings, planner: str, corpus: str) -> Path:
+def trained(settings: Settings, planner: str, corpus: str, *, ranks: int = _RANKS) -> Path:
     """The folder of a finished run; a run that `settings.resume` finds goes on behind its last checkpoint.
 
     Raises:
       ValueError: the run failed; the message ends as its log does.
     """
-    folder = (settings.folder / "training" / f"{corpus}_{planner}").resolve()
-    flags = (*_FLAGS, f"--planner={planner}", *_data(folder.parent, corpus))
+    folder = (settings.folder / "training" / f"{corpus}_{planner}_{ranks}").resolve()
+    flags = (*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus))
     return _trained(folder, flags, settings.steps, resume=settings.resume)
 
 
