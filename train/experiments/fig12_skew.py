@@ -74,7 +74,7 @@ def draw(records: Sequence[Record]) -> Any:
             axes.plot(SKEWS.index(float(record.setting["skew"])), record.value, **style.PAPER | edge)
         axes.plot([], [], **style.PAPER, label="printed in the paper (edge: whose)")
         axes.set_xticks(range(len(SKEWS)), [f"{skew:g}" for skew in SKEWS])
-        axes.set(title=style.MODELS[model], xlabel="router skew")
+        axes.set(title=fitted.title(model), xlabel="router skew")
     panels[0].set_ylabel("thousand tokens/s, MODELLED\n(axes do not begin at 0)")
     handles, labels = panels[0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2, fontsize=13, frameon=False)

@@ -92,7 +92,7 @@ def draw(records: Sequence[Record]) -> Any:
             printed = next(pick(own, planner=planner, kind="paper"))
             held_out = record.setting["role"] == "held out"
             axes.plot(printed.value, y, **style.PAPER | {"marker": "D" if held_out else "s"})
-        axes.set(title=style.MODELS[model], xlabel="thousand tokens/s, MODELLED")
+        axes.set(title=fitted.title(model), xlabel="thousand tokens/s, MODELLED")
         axes.set_xlim(0, 1.22 * axes.get_xlim()[1])
         axes.set_yticks(range(len(PLANNERS)), [style.name(planner) for planner in PLANNERS], fontsize=13)
     panels[0].invert_yaxis()

@@ -7,8 +7,9 @@ from topoep_jax.plan.hardware import Hardware
 from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate import Outcome, PaperLayer, Setting, Work, compare
 from topoep_jax.simulate.calibration import R
+from topoep_jax.simulate.compare import HELD_OUT
 from topoep_jax.simulate.published import LAYERS
-from train.experiments import plans
+from train.experiments import plans, style
 
 
 @functools.lru_cache(maxsize=512)
@@ -30,3 +31,8 @@ def outcomes(model: str, planners: tuple[str, ...], skew: float, seeds: range) -
 def layer(model: str) -> PaperLayer:
     """The paper's layer, in the recommended calibration."""
     return PaperLayer(R, SHAPES[model].top_k)
+
+
+def title(model: str) -> str:
+    """Of a panel: says whose gains are not to be quoted."""
+    return style.MODELS[model] + " (held out: not to be quoted)" * (model == HELD_OUT)

@@ -87,7 +87,7 @@ def _acceptance(outcomes: Sequence[Outcome]) -> str:
 
 def _section(number: str, records: Sequence[Record]) -> str:
     figure = FIGURES[number]
-    notes = [f"<b>What differs.</b> {page.prose(figure.differs)}"]
+    notes = [f"<b>What differs.</b> {page.prose(figure.differs)}", f"<b>Needs</b> {page.prose(figure.needs)}."]
     if figure.modelled:
         notes.append(
             "<b>Modelled.</b> Differences under 3 % mean nothing, 3 to 7 % only where all constants agree in sign; see "
