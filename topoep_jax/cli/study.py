@@ -265,29 +265,26 @@ def _list(numbers: Set[int | None]) -> str:
 
 
 def _topology_of_trace(values: flags.FlagValues, info: TraceInfo, shape: Shape | None) -> Topology:
-    """As recorded; else domains as --domains asks for them, else those of a model with as many ranks.
+    """Domains as --domains asks for them; else as recorded; else those of a model with as many ranks.
 
     Raises:
-      ValueError: there is none, or --domains or such a model contradict what was recorded.
+      ValueError: there is none, or such a model contradicts what was recorded.
     """
-    ranks, asked = info.num_ranks, {}
-    if values.domains is not None:
+    ranks = info.num_ranks
+    if values.domains is not None:  # The same routing may be studied on other nodes.
         if ranks % values.domains:
             raise ValueError(f"--domains={values.domains} does not divide the {ranks} ranks of {values.trace}")
-        asked[f"--domains={values.domains}"] = Topology.uniform(values.domains, ranks // values.domains)
-    if shape is not None and shape.topology.num_ranks == ranks:
-        asked[f"--model={values.model}"] = shape.topology
-    if info.topology is None:
-        if not asked:
-            raise ValueError(f"--domains is missing: {values.trace} has {ranks} ranks, in how many domains?")
-        return next(iter(asked.values()))
-    for flag, topology in asked.items():
-        if topology != info.topology:
-            raise ValueError(
-                f"{flag} puts the {ranks} ranks in domains {topology.domain_of_rank}, but {values.trace} has"
-                f" {info.topology.domain_of_rank}"
-            )
-    return info.topology
+        return Topology.uniform(values.domains, ranks // values.domains)
+    of_model = shape.topology if shape is not None and shape.topology.num_ranks == ranks else None
+    topology = info.topology or of_model
+    if topology is None:
+        raise ValueError(f"--domains is missing: {values.trace} has {ranks} ranks, in how many domains?")
+    if of_model not in (None, topology):
+        raise ValueError(
+            f"--model={values.model} puts the {ranks} ranks in domains {of_model.domain_of_rank}, but {values.trace}"
+            f" has {topology.domain_of_rank}: say with --domains in how many"
+        )
+    return topology
 
 
 def _study(
