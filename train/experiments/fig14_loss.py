@@ -78,8 +78,8 @@ FIGURE = Figure(
     "three training runs; one of them is that of Figure 2",
     "A real run, but of a model of four layers that fits a laptop, in bfloat16, of 512 bytes a step where the paper"
     " averages over many times more, so single steps differ more than its 0.407 %; training without balancing on two"
-    " ranks instead of four, which also changes nothing but the order of sums, differs as much in the mean (grey); where"
-    " this was first run, the largest of 500 steps was 7.8 % with `topoep` and 3.0 % in grey.",
+    " ranks instead of four, which also changes nothing but the order of sums, differs as much in the mean (grey);"
+    " where this was first run, the largest of 500 steps was 7.8 % with `topoep` and 3.0 % in grey.",
     run,
     draw,
 )
