@@ -52,7 +52,7 @@ def recorded(mesh, tmp_path_factory):
         return nnx.merge(graph, params)(tokens, segments=segments, replay=replay, return_routing=True)
 
     outputs = []
-    with TraceWriter.for_layer(path, config, num_groups=DATA, layers=(1, 2), model="small") as writer:
+    with TraceWriter.for_layer(path, model.layers.moe, layers=(1, 2), model="small") as writer:
         for tokens in batches:
             outputs.append(run(params, tokens))
             writer.append(outputs[-1].routing)
@@ -127,7 +127,7 @@ def test_layers_of_a_users_own_model(tmp_path):
     mesh = Mesh(np.asarray(jax.devices()[:EP]), ("ep",))
     layers = [MoE(32, 16, 8, 2, mesh=mesh, rngs=nnx.Rngs(seed), **OPTIONS) for seed in range(2)]
     x = jax.random.normal(jax.random.key(0), (EP, 6, 32))
-    with TraceWriter.for_layer(tmp_path / "routing.npz", layers[0].config) as writer:
+    with TraceWriter.for_layer(tmp_path / "routing.npz", layers[0]) as writer:
         results = [layer(x, return_routing=True) for layer in layers]
         writer.append([routed for _, _, routed in results])
     with open_trace(tmp_path / "routing.npz") as trace:

@@ -1,14 +1,16 @@
 """Records routing, microbatch by microbatch, without ever holding more than one of them."""
 
+import math
 import os
 import pathlib
 import zipfile
 from collections.abc import Sequence
 from types import TracebackType
-from typing import IO, Any
+from typing import IO, Any, Protocol
 
 import jax
 import numpy as np
+from jax.sharding import Mesh
 
 from topoep_jax.config import LayerConfig
 from topoep_jax.routing import Routed
@@ -16,6 +18,14 @@ from topoep_jax.topology import Topology
 from topoep_jax.traces import container
 from topoep_jax.traces.info import TraceInfo
 from topoep_jax.traces.layout import HEAD, encode, microbatch_of, name_of, read_head
+
+
+class PlacedLayer(Protocol):
+    """What a `topoep_jax.MoE` says of itself."""
+
+    config: LayerConfig
+    mesh: Mesh
+    data_axes: tuple[str, ...]
 
 
 class TraceWriter:
@@ -84,19 +94,19 @@ class TraceWriter:
     def for_layer(
         cls,
         path: str | os.PathLike[str],
-        config: LayerConfig,
+        layer: PlacedLayer,
         *,
-        num_groups: int = 1,
         layers: Sequence[int] | None = None,
         model: str | None = None,
         resume_after: int | None = None,
     ) -> "TraceWriter":
-        """A writer for layers like this one: `TraceWriter.for_layer("routing.npz", moe.config)`."""
+        """A writer for layers like this `topoep_jax.MoE`, which knows sizes, domains and groups."""
+        config = layer.config
         return cls(
             path,
             num_experts=config.num_experts,
             num_ranks=config.num_ranks,
-            num_groups=num_groups,
+            num_groups=math.prod(layer.mesh.shape[axis] for axis in layer.data_axes),
             layers=layers,
             topology=config.topology,
             model=model,
