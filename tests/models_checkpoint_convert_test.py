@@ -207,8 +207,10 @@ def test_commands_say_what_is_wrong(tmp_path: Path, capsys: pytest.CaptureFixtur
     assert re.search(r"--to: folder to write; it must not be there", capsys.readouterr().out)
     # What is wrong with a folder is what `inspect` is for.
     (tmp_path / "in" / "model-00002-of-00002.safetensors").unlink()
-    run("inspect", tmp_path / "in")
-    assert "1 fault:\n  missing file: model-00002-of-00002.safetensors" in capsys.readouterr().out
+    assert main(["inspect", str(tmp_path / "in")]) == 2
+    out, error = capsys.readouterr()
+    assert "1 fault:\n  missing file: model-00002-of-00002.safetensors" in out
+    assert "cannot be loaded: see its faults" in error
 
 
 # The peak of this process: that of `getrusage` begins with the process that started it.

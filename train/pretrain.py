@@ -74,8 +74,10 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     """
     if config.num_processes > 1:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    if config.shapes().vocab < VOCAB:
-        raise ValueError(f"the model has vocab={config.shapes().vocab}, but bytes and a separator need {VOCAB}")
+    tokens = load_tokens(config.data)
+    largest, vocab = int(tokens.max()), config.shapes().vocab
+    if largest >= vocab:
+        raise ValueError(f"the data hold token {largest}, but the model has vocab={vocab}; bytes of text need {VOCAB}")
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
     # What follows from this machine and shapes the state: a resumed run may be on another.
@@ -83,10 +85,11 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     if is_cpu(program.mesh):
         # A program that JAX's persistent cache returns may deadlock in its collectives there (seen on jax 0.10.2).
         jax.config.update("jax_enable_compilation_cache", False)
-    tokens = load_tokens(config.data)
     stream = batches(tokens, batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
+    # Before there is a folder: weights that do not fit leave none behind.
+    first = None if config.resume else first_state(config, program)
     with Checkpoints(run_dir / "checkpoints") as checkpoints:
-        state = checkpoints.restore(program) if config.resume else first_state(config, program)
+        state = checkpoints.restore(program) if first is None else first
         done = int(state.step)
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
@@ -120,6 +123,7 @@ def _loop(
     recorder = Recorder(config, program, done=done)
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
+    _say("compiling: about a minute on a laptop")
     # Compiled ahead, so that the first step's tokens per second mean something.
     step = program.step.lower(state, program.place(stream[done])).compile()
     _say(f"compiled in {time.perf_counter() - began:.0f} s")

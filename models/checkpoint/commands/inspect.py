@@ -42,6 +42,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     yield _files(folder, scan)
     yield "no faults\n" if not scan.faults else f"{plural(len(scan.faults), 'fault')}:\n"
     yield from (f"  {fault}\n" for fault in scan.faults)
+    if scan.faults:
+        raise ValueError(f"{folder} cannot be loaded: see its faults")
 
 
 def _model(config: Any) -> str:
