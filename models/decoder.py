@@ -252,7 +252,7 @@ class Decoder(nnx.Module, Generic[Config]):
         return lax.with_sharding_constraint(x, NamedSharding(self.mesh, PartitionSpec(self.batch_axes)))
 
     def _check_vocabulary(self, tokens: jax.Array) -> None:
-        if isinstance(tokens, jax.core.Tracer) or not tokens.is_fully_addressable:
+        if isinstance(tokens, jax.core.Tracer) or not getattr(tokens, "is_fully_addressable", True):
             return
         least, most, vocab = int(tokens.min()), int(tokens.max()), self.config.vocab
         if least < 0 or most >= vocab:
