@@ -11,7 +11,6 @@ import pytest
 from tools.gpu_check import __main__ as command
 from tools.gpu_check.runner import FAILED, PASSED, ROOT, SKIPPED, Check, Setting, SkippedError, run_checks
 
-
 # The interpreter of the tests: another one's JAX may not know the flags that they set for XLA.
 SCRIPT = ["env", f"PYTHON={sys.executable}", ROOT / "tools/gpu_check.sh"]
 
