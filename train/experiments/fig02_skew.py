@@ -36,7 +36,7 @@ def run(settings: Settings) -> list[Record]:
         add("busiest expert / mean, most of a layer", skew.imbalance.mean(axis=0).max())
         for step, turnover in zip(skew.steps[1:], skew.turnover, strict=True):
             add("turnover", 100 * turnover.mean(), "%", step=step)
-        add("turnover, all microbatches", 100 * skew.turnover.mean(), "%")
+        add("turnover, all layers and steps", 100 * skew.turnover.mean(), "%")
     for corpus, (mean, most) in EXPERT_SKEW.items():
         for metric, value in ((", all layers", mean), (", most of a layer", most)):
             of_corpus: dict[str, str | float] = {"corpus": corpus}
@@ -45,7 +45,7 @@ def run(settings: Settings) -> list[Record]:
                 Record("2", "Qwen3-30B-A3B", "", of_corpus, name, value.number, "", "paper", mark=value.mark)
             )
     for corpus, value in zip(EXPERT_SKEW, TURNOVER_PERCENT, strict=True):
-        name = "turnover, all microbatches"
+        name = "turnover, all layers and steps"
         of_corpus = {"corpus": corpus}
         records.append(Record("2", "Qwen3-30B-A3B", "", of_corpus, name, value.number, "%", "paper", mark=value.mark))
     return records
@@ -73,7 +73,11 @@ def draw(records: Sequence[Record]) -> Any:
     panels[2].axhline(1, color=style.INK, linewidth=1, linestyle="--", label="even")
     panels[2].set(title="(c) Load of the busiest expert / mean", xlabel="MoE layer", ylim=(0, None))
     panels[2].set_xticks(range(layers))
-    panels[3].set(title=f"(d) Turnover of the {_TOP} busiest experts", xlabel="training step", ylabel="% changed")
+    panels[3].set(
+        title=f"(d) Turnover of the {_TOP} busiest experts",
+        xlabel="training step, each against the one recorded before it",
+        ylabel="% changed",
+    )
     panels[3].set_ylim(0, None)
     for axes in panels[2:]:
         axes.legend(ncols=3)
@@ -85,8 +89,9 @@ FIGURE = Figure(
     "Routing skew of a model trained here, on code and on prose",
     "two training runs",
     "A model of four layers and 32 experts that is trained here from nothing on bytes, where the paper has"
-    " Qwen3-30B-A3B with its released weights: skew and turnover are its own; `topoep trace --png` draws the same of"
-    " any recorded trace.",
+    " Qwen3-30B-A3B with its released weights: skew and turnover are its own, and turnover is from one recorded step to"
+    " the next, ten apart, where the paper's is from microbatch to microbatch; `topoep trace --png` draws the same of any"
+    " recorded trace.",
     run,
     draw,
 )
