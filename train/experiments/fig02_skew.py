@@ -75,7 +75,7 @@ def draw(records: Sequence[Record]) -> Any:
     panels[2].set_xticks(range(layers))
     panels[3].set(
         title=f"(d) Turnover of the {_TOP} busiest experts",
-        xlabel="training step, each against the one recorded before it",
+        xlabel="training step, against the one recorded before",
         ylabel="% changed",
     )
     panels[3].set_ylim(0, None)
@@ -90,8 +90,8 @@ FIGURE = Figure(
     "two training runs",
     "A model of four layers and 32 experts that is trained here from nothing on bytes, where the paper has"
     " Qwen3-30B-A3B with its released weights: skew and turnover are its own, and turnover is from one recorded step to"
-    " the next, ten apart, where the paper's is from microbatch to microbatch; `topoep trace --png` draws the same of any"
-    " recorded trace.",
+    " the next, ten apart, where the paper's is from microbatch to microbatch; `topoep trace --png` draws the same of"
+    " any recorded trace.",
     run,
     draw,
 )
