@@ -125,6 +125,14 @@ def test_the_report_has_no_broken_link_and_needs_no_network(tmp_path, few_planne
             assert target[1:] in page.anchors
         else:
             assert (tmp_path / target).is_file() and "//" not in target
+    (inter,) = (
+        row
+        for row in json.loads((tmp_path / "summary.json").read_text())["compared"]
+        if (row["model"], row["planner"], row["metric"]) == (MODEL, "none", "inter-node share")
+    )
+    assert (inter["paper"], inter["mark"], inter["seeds"]) == (75.0, "C", 2) and inter["mean"] == pytest.approx(
+        75, 1e-2
+    )
     before = (tmp_path / "records.json").read_bytes()
     assert "kept" in run("--figures=13b", "--resume", "--seeds=2", out)
     assert (tmp_path / "records.json").read_bytes() == before

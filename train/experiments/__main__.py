@@ -16,6 +16,7 @@ from train.experiments.figure import Figure
 from train.experiments.figures import FIGURES
 from train.experiments.record import Record, from_json, to_json
 from train.experiments.settings import Settings
+from train.experiments.summary import summary
 
 MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
 
@@ -57,6 +58,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     records = [record for own in found.values() for record in own]
     write_records(out, records)
     outcomes = checks.check(records)
+    (out / "summary.json").write_text(json.dumps(summary(records, outcomes), indent=1) + "\n")
     path = report.write(out, settings, found, outcomes)
     yield "\n" + checks.text(outcomes)
     yield f"\n{path} and {out / 'records.json'} are written\n"
