@@ -293,6 +293,7 @@ BAD_CONFIGS = [
     ({"router": "gpt"}, "router='gpt' is unknown"),
     ({"planner": "magic"}, "planner='magic' is unknown"),
     ({"effort": "heroic"}, "effort='heroic' is unknown"),
+    ({"planner_implementation": "fpga"}, "planner_implementation='fpga' is unknown"),
     ({"overflow": "ignore"}, "overflow='ignore' must be"),
     ({"transport": "pigeon"}, "transport='pigeon' must be 'xla' or 'device'"),
     ({"transport": "device", "pulls": "swum"}, "pulls='swum' is unknown"),

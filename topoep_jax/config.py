@@ -8,6 +8,7 @@ import numbers
 from collections.abc import Mapping
 from typing import Any, Literal, get_args
 
+from topoep_jax.plan.api import IMPLEMENTATIONS
 from topoep_jax.plan.cost import CostModel, Hardware
 from topoep_jax.plan.pulls import MODES
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
@@ -53,6 +54,8 @@ class LayerConfig:
       planner: see `topoep_jax.solve_plan`; a baseline runs in a host callback.
       effort: "fast", "default" or "full", how long the planner searches. "fast" suits planning at every layer and step,
         where the planner's own time counts; longer searches gain a few percent of a plan's predicted time.
+      planner_implementation: as in `topoep_jax.solve_plan`; all make the same plans. "reference", a host callback, runs
+        on every backend, slowly, and checks the others; None takes what the default backend runs in the program.
       cap_factor: bound on a rank's rows in units of the mean load A = T x K, from which the receive buffer follows.
       block_rows: alignment of every instance's rows, the tile height of the grouped GEMM. 128 suits GPUs; with few
         tokens take T x K / E or less, or padding outweighs the rows.
@@ -90,6 +93,7 @@ class LayerConfig:
     num_slots: int = 2
     planner: str = DEFAULT_PLANNER
     effort: str = "fast"
+    planner_implementation: str | None = None
     cap_factor: float = 1.05
     block_rows: int = 128
     chunks: int = 1
@@ -141,6 +145,11 @@ class LayerConfig:
         )
         check_planner(self.planner)
         _require(self.effort in EFFORTS, f"effort={self.effort!r} is unknown: choose one of {sorted(EFFORTS)}")
+        implementation = self.planner_implementation
+        _require(
+            implementation is None or implementation in IMPLEMENTATIONS,
+            f"planner_implementation={implementation!r} is unknown: choose one of {sorted(IMPLEMENTATIONS)}, or None",
+        )
 
     def _check_types(self) -> None:
         """Integers become Python's, which do not overflow; what is no integer is refused."""

@@ -38,8 +38,8 @@ class MoE(nnx.Module):
         told the sharding of every product in the rest of the model.
       axis: the expert-parallel mesh axis.
       chunks: see `LayerConfig`; None: 2 on GPUs, where chunks overlap, else 1.
-      router, router_options, num_slots, planner, effort, cap_factor, block_rows, overflow, residuals,
-        gemm, staging_bytes, transport, pulls, shared_ffn, forced: see `LayerConfig`.
+      router, router_options, num_slots, planner, effort, planner_implementation, cap_factor, block_rows, overflow,
+        residuals, gemm, staging_bytes, transport, pulls, shared_ffn, forced: see `LayerConfig`.
       dtype: rows, activations and products; sums are f32.
       param_dtype: dtype of the parameters and of their gradients.
       topology: domain of each rank of `axis`; read from the mesh's devices where None.
@@ -65,6 +65,7 @@ class MoE(nnx.Module):
         num_slots: int = 2,
         planner: str = DEFAULT_PLANNER,
         effort: str = "fast",
+        planner_implementation: str | None = None,
         cap_factor: float = 1.05,
         block_rows: int = 128,
         chunks: int | None = None,
@@ -94,6 +95,7 @@ class MoE(nnx.Module):
             num_slots=num_slots,
             planner=planner,
             effort=effort,
+            planner_implementation=planner_implementation,
             cap_factor=cap_factor,
             block_rows=block_rows,
             chunks=_chunks_on_mesh(mesh) if chunks is None else chunks,

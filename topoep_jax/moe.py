@@ -152,6 +152,7 @@ def solve_layer_plan(config: LayerConfig, omega: jax.Array | np.ndarray, num_ass
         block_rows=config.block_rows,
         planner=config.planner,
         effort=config.effort,
+        implementation=config.planner_implementation,
     )
 
 
@@ -197,10 +198,11 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
     def solve(omega: jax.Array) -> Plan:
         return solve_layer_plan(config, omega, num_assignments)
 
-    # A host callback, as the baselines are, must not be moved: XLA's partitioner fails on it.
+    # A host callback, as the reference and the baselines are, must not be moved: XLA's partitioner fails on it.
     # Nor must a planner without slots, which has nothing to search: empty results become constants, and XLA cannot
     # compile constants on a stream of its own.
-    beside = config.num_slots and config.planner in PLANNER_IDS
+    is_native = config.planner in PLANNER_IDS and config.planner_implementation != "reference"
+    beside = config.num_slots and is_native
     return (on_stream(_PLANNER_STREAM, solve) if beside else solve)(omega)
 
 

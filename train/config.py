@@ -95,6 +95,11 @@ class TrainConfig:
         DEFAULT_PLANNER, "topoep, topoep_paper, a baseline of docs/planners.md, or none for no replicas"
     )
     effort: str = _setting("fast", "how long the planner topoep searches: fast, default or full")
+    planner_implementation: str = _setting(
+        "",
+        "cpu, cuda, or reference (NumPy in a host callback, slow, to check the others): all make the same plans; default:"
+        " that of the backend",
+    )
     num_slots: int = _setting(2, "replica slots per rank")
     transport: str = _setting(
         "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"

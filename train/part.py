@@ -35,6 +35,7 @@ class Part:
         options: dict[str, Any] = {
             "planner": config.planner,
             "effort": config.effort,
+            "planner_implementation": config.planner_implementation or None,
             "num_slots": num_slots(config),
             "block_rows": config.block_rows,
             "cap_factor": config.cap_factor,
