@@ -92,8 +92,9 @@ def test_losses_are_compared_step_by_step(tmp_path, monkeypatch) -> None:
     records = fig14_loss.run(settings)
     found = {
         kind: mean_of(records, kind="measured", planner="topoep", metric=f"{kind} relative difference of the loss")
-        for kind in ("mean", "max")
+        for kind in ("mean", "max", "signed mean")
     }
+    assert found["signed mean"] == pytest.approx(0, abs=1e-9)  # One step above, one as far below.
     assert found["max"] == pytest.approx(0.1) and found["mean"] == pytest.approx(0.2 / settings.steps, rel=1e-3)
     most = f"max {fig14_loss._DIFFERENCE}"
     assert mean_of(records, planner=fig14_loss.CONTROL, metric=most) == pytest.approx(0.2)
