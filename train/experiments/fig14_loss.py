@@ -78,8 +78,8 @@ FIGURE = Figure(
     "Training loss with and without balancing",
     "three training runs; one of them is that of Figure 2",
     "A real run, but of a model of four layers that fits a laptop, in bfloat16, of 512 bytes a step where the paper"
-    " averages over many times more, so single steps differ more than its 0.407 %: rounding parts the runs after some ten"
-    " steps, and then one of them learns a passage a step earlier than the other. Training without balancing on two"
+    " averages over many times more, so single steps differ more than its 0.407 %: rounding parts the runs after some"
+    " ten steps, and then one of them learns a passage a step earlier than the other. Training without balancing on two"
     " ranks instead of four changes nothing but the order of sums, and differs as much (grey). What balancing could"
     " do to the loss would show in the mean with its sign, in the table.",
     run,
