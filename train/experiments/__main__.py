@@ -47,12 +47,14 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     if unknown := [number for number in chosen if number not in FIGURES]:
         raise ValueError(f"--figures has {unknown}: take all, or some of {', '.join(FIGURES)}")
     for number in chosen:
-        began = time.perf_counter()
         store = Store(out, FIGURES[number], settings)
-        kept = values.resume and store.finished()
-        if not kept:
-            store.write(FIGURES[number].run(settings))
-        yield f"figure {number:<4} {'kept' if kept else f'{time.perf_counter() - began:.1f} s'}\n"
+        yield f"figure {number:<4} {FIGURES[number].title} ... "
+        if values.resume and store.finished():
+            yield "kept\n"
+            continue
+        began = time.perf_counter()
+        store.write(FIGURES[number].run(settings))
+        yield f"{time.perf_counter() - began:.1f} s\n"
     # Figures that were not asked for stay in the report, if they are of the same settings.
     found = {n: store.read() for n, f in FIGURES.items() if (store := Store(out, f, settings)).finished()}
     records = [record for own in found.values() for record in own]
