@@ -12,16 +12,24 @@ def topoep_paper(omega: np.ndarray, problem: Problem) -> Draft:
     tokens it saves. Demand is then split evenly over the instances in the source's domain, or over all instances.
     Stage 2 lets the busiest rank of each domain shed rows to its neighbours, half of the gap at a time.
     """
+    return draft_and_moves(omega, problem)[0]
+
+
+def draft_and_moves(omega: np.ndarray, problem: Problem) -> tuple[Draft, int]:
+    """The same, and how many moves of stage 2 follow one another: the most that a domain makes."""
     used = np.zeros(problem.topology.num_ranks, np.int64)
     holds = none(omega, problem).holds
     for domain in range(problem.topology.num_domains):
         _place_remote_experts(domain, omega, problem, holds, used)
     draft = Draft(holds, _split_evenly(omega, problem, holds))
     load = draft.quota.sum(axis=2).T  # [R, E]
+    most = 0
     for domain in range(problem.topology.num_domains):
+        moves = 0
         while _shed_half_gap(domain, problem, draft, load, used):
-            pass
-    return draft
+            moves += 1
+        most = max(most, moves)
+    return draft, most
 
 
 def _place_remote_experts(

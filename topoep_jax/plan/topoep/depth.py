@@ -1,5 +1,8 @@
-"""How many steps of planner `topoep` must follow one another on a device, however many threads it has."""
+"""How many steps of a planner must follow one another on a device, however many threads it has."""
 
+import numpy as np
+
+from topoep_jax.plan.paper import draft_and_moves
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, Kind, candidates
 from topoep_jax.plan.topoep.improve import LEVEL_ROUNDS
@@ -15,10 +18,12 @@ _ROUND = 3
 _ROUND_READS_QUOTAS = 1
 _KEEP = 1
 _CONCLUDE = 3
+_PAPER = 11  # and two for each move of its second stage
+_PAPER_MOVE = 2
 
 
 def dependent_steps(problem: Problem) -> int | None:
-    """An upper bound that holds for any demand, with one team of threads for each candidate.
+    """Of planner `topoep`: an upper bound that holds for any demand, with one team of threads for each candidate.
 
     A step is one barrier of a team, one reduction or scan over it, or the boundary of a kernel. The path is what all
     candidates share, the longest candidate (which keeps its plans), the choice, and the final order of the plan chosen.
@@ -32,9 +37,8 @@ def dependent_steps(problem: Problem) -> int | None:
       The bound; None where the number of steps depends on the demand or the prediction has steps of its own: efforts
       that spread greedily or refine, token de-duplication, and pulls that are not direct.
     """
-    effort, cost = EFFORTS[problem.effort], problem.cost
-    loops = effort.greedy_spread or effort.refine_changes
-    if loops or cost.dedup or cost.pulls != "direct":
+    effort = EFFORTS[problem.effort]
+    if effort.greedy_spread or effort.refine_changes or _prediction_has_steps(problem):
         return None
     tried = candidates(problem.topology, problem.num_slots, effort)
     build = max(_build_steps(candidate, problem, effort.fill_moves) for candidate in tried)
@@ -42,6 +46,28 @@ def dependent_steps(problem: Problem) -> int | None:
     improve = _MEASURE + _ROUND * len(rounds) + _ROUND_READS_QUOTAS * rounds.count(Kind.NEARBY)
     phases = 3 if problem.cap_rows is not None else 2
     return _PREPARE + build + improve + phases * _KEEP + _CONCLUDE
+
+
+def dependent_steps_of_paper(omega: np.ndarray, problem: Problem) -> int | None:
+    """Of planner `topoep_paper`: the same steps, counted for one demand, since nothing else bounds its moves.
+
+    Domains move side by side, so that the one with the most moves counts.
+
+    Args:
+      omega: int [R, E].
+      problem: the question.
+
+    Returns:
+      The count; None where the prediction has steps of its own.
+    """
+    if _prediction_has_steps(problem):
+        return None
+    _, moves = draft_and_moves(np.asarray(omega, np.int64), problem)
+    return _PREPARE + _PAPER + _PAPER_MOVE * moves + _CONCLUDE
+
+
+def _prediction_has_steps(problem: Problem) -> bool:
+    return problem.cost.dedup or problem.cost.pulls != "direct"
 
 
 def _build_steps(candidate: Candidate, problem: Problem, fill_moves: int) -> int:
