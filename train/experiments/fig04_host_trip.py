@@ -1,9 +1,11 @@
 """Figure 4: what it costs to leave the program for a planner on the host, against one inside the program."""
 
 import functools
+import json
 import statistics
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -14,25 +16,23 @@ from topoep_jax.plan import solve_plan
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.reference import solve
 from topoep_jax.shapes import SHAPES
-from train.experiments import plans, style
+from train.experiments import gpu_trip, plans, training, trip_picture
 from train.experiments.figure import Figure
-from train.experiments.record import Record, pick
+from train.experiments.record import Record
 from train.experiments.settings import Settings
 
-_MODEL, _SKEW, _PLANNER = "qwen3-30b-a3b", -4.0, "topoep_paper"
-_METRIC = "from demand to plan"
+_NUMBER, _MODEL, _SKEW, _PLANNER = "4", "qwen3-30b-a3b", -4.0, "topoep_paper"
 _WARMUPS, _RUNS = 5, 50
-WAYS = {
-    "inside": "custom call inside the program (C++)",
-    "callback": "host callback (NumPy)",
-    "planner": "the same planner, called directly (NumPy)",
-    "trip": "host callback with nothing to plan",
-}
+_RUNS_OF = {"inside": "cpu", "callback": "reference"}
+"""The planner's implementation in a training run, by the way that the plan is made."""
 
 
 def run(settings: Settings) -> list[Record]:
-    """Medians of equal plans, made in each way."""
-    del settings
+    """Medians of equal plans and of equal steps, made in each way; and what the programs for GPUs do."""
+    return [*_plans(), *_steps(settings), *gpu_trip.run(_NUMBER, _MODEL, _PLANNER)]
+
+
+def _plans() -> Iterator[Record]:
     shape = SHAPES[_MODEL]
     asked = plans.problem(shape)
     omega = plans.demand(shape, _SKEW, 0)
@@ -46,7 +46,8 @@ def run(settings: Settings) -> list[Record]:
         "planner": _median_us(lambda: solve(omega, asked, _PLANNER)),
         "trip": _median_us(functools.partial(trip, demand)),
     }
-    return [Record("4", _MODEL, _PLANNER, {"way": way}, _METRIC, us, "us", "measured") for way, us in found.items()]
+    for way, us in found.items():
+        yield Record(_NUMBER, _MODEL, _PLANNER, {"way": way}, trip_picture.PLAN, us, "us", "measured")
 
 
 def _program(asked: Problem, implementation: str) -> Callable[[jax.Array], Any]:
@@ -71,28 +72,37 @@ def _median_us(call: Callable[[], Any]) -> float:
     return 1e6 * statistics.median(times[_WARMUPS:])
 
 
-def draw(records: Sequence[Record]) -> Any:
-    """Bars on a logarithmic axis."""
-    figure, (axes,) = style.canvas(12, 3.8)
-    colors = {"inside": "topoep", "callback": "none"}
-    for y, way in enumerate(WAYS):
-        (record,) = pick(records, way=way)
-        axes.barh(y, record.value, 0.6, color=style.color(colors.get(way, "")))
-        axes.text(record.value, y, f" {record.value:,.0f} µs", va="center")
-    axes.set_yticks(range(len(WAYS)), list(WAYS.values()))
-    axes.invert_yaxis()
-    axes.set(xscale="log", xlabel="µs on this machine's CPU (log scale)")
-    axes.set_xlim(10, 6 * axes.dataLim.x1)
-    return figure
+def _steps(settings: Settings) -> Iterator[Record]:
+    """Two training runs on emulated devices that differ in where their plans are made, and in nothing else."""
+    steps = 200 if settings.full else 30
+    losses = {}
+    for way, implementation in _RUNS_OF.items():
+        folder = training.trained(settings, _PLANNER, "code", implementation=implementation, steps=steps)
+        ms, losses[way] = _log(folder)
+        yield Record(_NUMBER, training.MODEL, _PLANNER, {"way": way}, trip_picture.STEP, ms, "ms", "measured")
+    differ = sum(a != b for a, b in zip(losses["inside"], losses["callback"], strict=True))
+    setting: dict[str, str | float] = {"steps": steps}
+    yield Record(_NUMBER, training.MODEL, _PLANNER, setting, trip_picture.DIFFER, differ, "", "measured")
+
+
+def _log(folder: Path) -> tuple[float, list[float]]:
+    """Median milliseconds of a step, without the first ones, and the loss of each."""
+    config = json.loads((folder / "config.json").read_text())
+    lines = [json.loads(line) for line in (folder / "metrics.jsonl").read_text().splitlines()]
+    seconds = [config["batch_size"] * config["seq_len"] / line["tokens_per_s"] for line in lines]
+    return 1e3 * statistics.median(seconds[_WARMUPS:]), [line["loss"] for line in lines]
 
 
 FIGURE = Figure(
-    "4",
+    _NUMBER,
     "The host round trip: a planner in a host callback against one inside the program",
-    "nothing; a second",
-    "The paper draws a GPU that waits; here host and device are one CPU, so no copies and no idle GPU are in these"
-    " times, only what a callback costs beside its planner, which is NumPy where the custom call is C++; medians of 50"
-    " equal plans.",
+    "a minute; for the GPU programs the extra `cuda-aot` (`make setup EXTRA=cuda-aot`), and another half",
+    "The paper draws a GPU that waits. The GPU programs here are compiled for 32 H200 and did not run, so their lengths"
+    " mean nothing; what the host copies is what the call takes and returns, and that it waits twice is how JAX runs"
+    " callbacks. A callback cannot be compiled where there is no GPU, so the call that JAX makes of it stands in its"
+    " place. Times are of this machine, where host and device are one CPU: no copies and no idle GPU are in them, only"
+    " what a callback costs beside its planner, which is NumPy where the custom call is C++; medians of 50 equal plans,"
+    f" and of the steps of two training runs of `{training.MODEL}` on 4 emulated devices, which plan 4 layers each.",
     run,
-    draw,
+    trip_picture.draw,
 )

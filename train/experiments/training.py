@@ -17,15 +17,34 @@ _RANKS = 4
 CORPORA = {"code": "Python's own library", "prose": "Python's own language reference"}
 
 
-def trained(settings: Settings, planner: str, corpus: str, *, ranks: int = _RANKS) -> Path:
+def trained(
+    settings: Settings,
+    planner: str,
+    corpus: str,
+    *,
+    ranks: int = _RANKS,
+    implementation: str = "",
+    steps: int | None = None,
+) -> Path:
     """The folder of a finished run; a run that `settings.resume` finds goes on behind its last checkpoint.
+
+    Args:
+      settings: of the experiments.
+      planner: of the run.
+      corpus: one of `CORPORA`.
+      ranks: devices that are emulated.
+      implementation: of the planner; "" for the trainer's own choice.
+      steps: instead of `settings.steps`.
 
     Raises:
       ValueError: the run failed; the message ends as its log does.
     """
-    folder = (settings.folder / "training" / f"{corpus}_{planner}_{ranks}").resolve()
-    flags = (*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus))
-    return _trained(folder, flags, settings.steps, resume=settings.resume)
+    name = "_".join(filter(None, (corpus, planner, str(ranks), implementation)))
+    folder = (settings.folder / "training" / name).resolve()
+    flags = [*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus)]
+    if implementation:
+        flags.append(f"--planner_implementation={implementation}")
+    return _trained(folder, tuple(flags), steps or settings.steps, resume=settings.resume)
 
 
 @functools.cache  # Two figures may ask for the same run.
