@@ -93,8 +93,8 @@ FIGURE = Figure(
     "Not measured: our plans in a model whose constants were fitted to the four Qwen3 and GLM values of this figure and"
     " of Figure 13a; DeepSeek-V2 was held out, and its modelled gains are not to be quoted. Bands are the same gains in"
     " the two other calibrations. Natural routing is missing, since the paper prints neither its load nor its traffic."
-    " `topoep` knows the fitted rates, but neither the time of planning nor the term of the experts' size, and so is below"
-    " none at mild skew.",
+    " `topoep` knows the fitted rates, but neither the time of planning nor the term of the experts' size, and so is"
+    " below none at mild skew.",
     run,
     draw,
     modelled=True,
