@@ -3,48 +3,27 @@
 import functools
 import pydoc_data.topics
 import shutil
-import subprocess
-import sys
 from pathlib import Path
 
+from train.experiments import process
 from train.experiments.settings import Settings
 
 MODEL = "qwen3_tiny"
-_ROOT = Path(__file__).resolve().parents[2]
 _FLAGS = (f"--model={MODEL}", "--seq_len=64", "--record_routing=10")
 _RANKS = 4
 """In two domains; eight sequences of 64 bytes a step: a step takes about a tenth of a second."""
 CORPORA = {"code": "Python's own library", "prose": "Python's own language reference"}
 
 
-def trained(
-    settings: Settings,
-    planner: str,
-    corpus: str,
-    *,
-    ranks: int = _RANKS,
-    implementation: str = "",
-    steps: int | None = None,
-) -> Path:
+def trained(settings: Settings, planner: str, corpus: str, *, ranks: int = _RANKS) -> Path:
     """The folder of a finished run; a run that `settings.resume` finds goes on behind its last checkpoint.
-
-    Args:
-      settings: of the experiments.
-      planner: of the run.
-      corpus: one of `CORPORA`.
-      ranks: devices that are emulated.
-      implementation: of the planner; "" for the trainer's own choice.
-      steps: instead of `settings.steps`.
 
     Raises:
       ValueError: the run failed; the message ends as its log does.
     """
-    name = "_".join(filter(None, (corpus, planner, str(ranks), implementation)))
-    folder = (settings.folder / "training" / name).resolve()
-    flags = [*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus)]
-    if implementation:
-        flags.append(f"--planner_implementation={implementation}")
-    return _trained(folder, tuple(flags), steps or settings.steps, resume=settings.resume)
+    folder = (settings.folder / "training" / f"{corpus}_{planner}_{ranks}").resolve()
+    flags = (*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus))
+    return _trained(folder, flags, settings.steps, resume=settings.resume)
 
 
 @functools.cache  # Two figures may ask for the same run.
@@ -79,9 +58,4 @@ def _steps_done(folder: Path) -> int:
 
 
 def _run(folder: Path, flags: list[str]) -> None:
-    log = folder.with_suffix(".log")
-    command = [sys.executable, "-m", "train.pretrain", f"--run_dir={folder}", *flags]
-    with log.open("w") as file:
-        done = subprocess.run(command, cwd=_ROOT, stdout=file, stderr=subprocess.STDOUT)
-    if done.returncode:
-        raise ValueError(f"the training run of {folder} failed; {log} ends: {log.read_text()[-800:]}")
+    process.run("train.pretrain", f"--run_dir={folder}", *flags, log=folder.with_suffix(".log"))

@@ -4,10 +4,10 @@ import textwrap
 from collections.abc import Sequence
 from typing import Any
 
-from train.experiments import gpu_trip, style
+from train.experiments import gpu_trip, style, trip_training
 from train.experiments.record import Record, mean_of, pick
 
-PLAN, STEP, DIFFER = "from demand to plan", "step of a training run", "steps whose losses differ"
+PLAN = "from demand to plan"
 _PLANS = {
     "inside": "custom call (C++)",
     "callback": "host callback (NumPy)",
@@ -27,8 +27,8 @@ def draw(records: Sequence[Record]) -> Any:
     _draw_bars(plan, list(pick(records, metric=PLAN)), _PLANS, "µs")
     plan.set(xscale="log", xlabel="one plan for 32 ranks: µs on this machine's CPU (log scale)")
     plan.set(title="(b) measured: a plan", xlim=(10, 4 * plan.dataLim.x1))
-    _draw_bars(step, list(pick(records, metric=STEP)), _STEPS, "ms")
-    (differ,) = pick(records, metric=DIFFER)
+    _draw_bars(step, list(pick(records, metric=trip_training.STEP)), _STEPS, "ms")
+    (differ,) = pick(records, metric=trip_training.DIFFER)
     step.set(
         xlabel="one training step on 4 emulated devices: ms on this machine's CPU",
         title=f"(c) measured: a training step; losses differ in {differ.value:.0f} of {differ.setting['steps']} steps",
