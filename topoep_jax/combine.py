@@ -19,6 +19,7 @@ def combine(rows: jax.Array, into: jax.Array, window: Window, axis_name: str) ->
     return exchange(rows, into, window.combine, axis_name)
 
 
+@jax.named_scope("topoep_sum_over_experts")
 def sum_over_experts(rows: jax.Array, place: jax.Array, num_tokens: int) -> jax.Array:
     """Adds the K results of each token in f32, k ascending.
 

@@ -33,6 +33,7 @@ def count_demand(expert_idx: jax.Array, num_experts: int) -> jax.Array:
     return jnp.where((flat >= num_experts).any(), -1, count)
 
 
+@jax.named_scope("topoep_demand")
 def gather_demand(expert_idx: jax.Array, num_experts: int, axis_name: str, bad: jax.Array | None = None) -> jax.Array:
     """Demand of all ranks; runs inside shard_map, pmap or vmap over `axis_name`.
 

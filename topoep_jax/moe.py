@@ -98,19 +98,20 @@ def moe_layer(
       ValueError: shapes that disagree with `config`, or an axis of another size.
     """
     _check_shapes(params, x, axis_name, config)
-    if mask is not None:
-        x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
-    # The gradient of the router needs x in f32: made again from x, or layers in a scan would keep both.
-    logits = jax.checkpoint(_logits)(x, params["router"])
-    bad = routing.has_bad_logits(logits, mask)
-    if config.router == "glm4":
-        bad |= ~jnp.isfinite(params["correction_bias"]).all()
-    if config.forced is not None:
-        rank = lax.axis_index(axis_name)
-        logits = routing.forced_logits(config.forced, logits, layer=layer, step=step, rank=rank)
-    chosen = _route(config, params, logits, replay)
-    if mask is not None:
-        chosen = routing.apply_mask(chosen, mask)
+    with jax.named_scope("topoep_route"):
+        if mask is not None:
+            x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
+        # The gradient of the router needs x in f32: made again from x, or layers in a scan would keep both.
+        logits = jax.checkpoint(_logits)(x, params["router"])
+        bad = routing.has_bad_logits(logits, mask)
+        if config.router == "glm4":
+            bad |= ~jnp.isfinite(params["correction_bias"]).all()
+        if config.forced is not None:
+            rank = lax.axis_index(axis_name)
+            logits = routing.forced_logits(config.forced, logits, layer=layer, step=step, rank=rank)
+        chosen = _route(config, params, logits, replay)
+        if mask is not None:
+            chosen = routing.apply_mask(chosen, mask)
     omega = gather_demand(chosen.expert_idx, config.num_experts, axis_name, bad=bad)
     num_assignments = chosen.expert_idx.size
     plan = _plan(config, omega, num_assignments)
@@ -128,16 +129,7 @@ def moe_layer(
     )
     if config.shared_ffn:
         y = y + _shared_experts(params, x)
-    extent = measure_extent(config, quota, num_assignments)
-    drops = config.overflow == "drop"
-    metrics = measure(
-        omega,
-        plan,
-        config.topology,
-        passes=jnp.ones_like(extent.passes) if drops else extent.passes,
-        overflow_rows=extent.overflow_rows,
-        dropped_rows=extent.overflow_rows if drops else jnp.zeros_like(extent.overflow_rows),
-    )
+    metrics = _measure(config, omega, plan, quota, num_assignments)
     return (y, metrics, routing.Routed(chosen.expert_idx, logits)) if return_routing else (y, metrics)
 
 
@@ -192,6 +184,7 @@ def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.A
     return routing.get_router(config.router)(logits, config.top_k, expert_idx=replay, **options)
 
 
+@jax.named_scope("topoep_plan")
 def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
     """The plan, made beside what does not need it: the order of the tokens, and shared experts."""
 
@@ -206,6 +199,21 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
     return (on_stream(_PLANNER_STREAM, solve) if beside else solve)(omega)
 
 
+@jax.named_scope("topoep_metrics")
+def _measure(config: LayerConfig, omega: jax.Array, plan: Plan, quota: jax.Array, num_assignments: int) -> MoEMetrics:
+    extent = measure_extent(config, quota, num_assignments)
+    drops = config.overflow == "drop"
+    return measure(
+        omega,
+        plan,
+        config.topology,
+        passes=jnp.ones_like(extent.passes) if drops else extent.passes,
+        overflow_rows=extent.overflow_rows,
+        dropped_rows=extent.overflow_rows if drops else jnp.zeros_like(extent.overflow_rows),
+    )
+
+
+@jax.named_scope("topoep_shared_experts")
 def _shared_experts(params: Params, x: jax.Array) -> jax.Array:
     """SwiGLU that every token visits: no routing, no parallelism over experts."""
     gate, up = jnp.split((x @ params["shared_gate_up"].astype(x.dtype)).astype(jnp.float32), 2, axis=-1)

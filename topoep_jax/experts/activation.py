@@ -14,6 +14,7 @@ from topoep_jax._compat import result_like
 _MOST_ROWS, _MOST_COLUMNS = 16, 256
 
 
+@jax.named_scope("topoep_swiglu")
 def swiglu(gate_up: jax.Array, weight: jax.Array) -> jax.Array:
     """weight * silu(gate) * up in f32. gate_up [n, 2 I], weight f32 [n]; returns [n, I] in the dtype of `gate_up`."""
     gate, up = jnp.split(gate_up.astype(jnp.float32), 2, axis=1)

@@ -78,6 +78,7 @@ def wgrad(
         )
 
 
+@jax.named_scope("topoep_swiglu_backward")
 def swiglu_backward(
     gate_up: jax.Array, weight: jax.Array, grad: jax.Array, *, block_rows: int, gemm: str
 ) -> tuple[jax.Array, jax.Array, jax.Array]:

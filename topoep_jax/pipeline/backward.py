@@ -180,6 +180,7 @@ def _go_home(
     """`push_slots` of one matrix, under its gradient for the mains: `begin` and what `jobs` add."""
     layer = work.layer
 
+    @jax.named_scope("topoep_wgrad")
     def own(first_row: jax.Array, num_rows: int) -> jax.Array:
         if begin is None:
             strip = zeros_after(first_row, (into.shape[0], num_rows, matrix.cols), jnp.float32)

@@ -77,7 +77,7 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
         rows = layer.dispatch("overflow", tokens, win)
         scale = layer.dispatch("weights", weights, win)
         inner = swiglu(layer.gmm(rows, held, win, gate_up), scale)
-        return layer.combine("overflow", layer.gmm(inner, held, win, down), results, win)
+        return layer.combine("overflow_home", layer.gmm(inner, held, win, down), results, win)
 
     results = layer.overflow_passes(serve, results)
     y = sum_over_experts(results, layer.place, inputs.x.shape[0])

@@ -49,6 +49,7 @@ class Layer:
     """Both."""
 
     @classmethod
+    @jax.named_scope("topoep_layout")
     def build(cls, config: LayerConfig, axis_name: str, inputs: Inputs) -> "Layer":
         """From the plan alone, without any exchange."""
         num_assignments = inputs.expert_idx.size
@@ -72,6 +73,7 @@ class Layer:
         """(gate_up, down)."""
         return packed_matrices(self.config.hidden, self.config.ffn)
 
+    @jax.named_scope("topoep_by_assignment")
     def by_assignment(self, by_token: jax.Array) -> jax.Array:
         """[T, ...] to [A, ...] in send order."""
         return by_token[self.order // self.config.top_k]

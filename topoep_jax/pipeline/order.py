@@ -14,6 +14,7 @@ import contextlib
 from collections.abc import Iterator
 from typing import TypeVarTuple
 
+import jax
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
@@ -33,6 +34,6 @@ def stage(name: str, *values: *Values) -> tuple[*Values]:
 
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
-    """Names the collective inside, in a form that lasts to the optimized program: names of JAX's scopes do not."""
-    with set_xla_metadata(topoep_phase=name):
+    """Names the collective inside: as a scope, and in a form that lasts where XLA drops scopes (docs/layer.md)."""
+    with jax.named_scope(f"topoep_{name}"), set_xla_metadata(topoep_phase=name):
         yield

@@ -81,8 +81,8 @@ def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances,
             return Weights(*(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True)))
 
         return Sums(
-            tokens=layer.combine("overflow", row_grads, sums.tokens, win),
-            weights=layer.combine("overflow", scale_grad, sums.weights, win),
+            tokens=layer.combine("overflow_home", row_grads, sums.tokens, win),
+            weights=layer.combine("overflow_home", scale_grad, sums.weights, win),
             slots=add(sums.slots, layer.config.num_mains) if layer.config.num_slots else sums.slots,
             mains=add(sums.mains, 0),
         )

@@ -75,6 +75,7 @@ def push_slots(
     """
     num_mains, flat = into.shape[0], slot_grads.reshape(slot_grads.shape[0], matrix.rows * matrix.cols)
 
+    @jax.named_scope("topoep_store")
     def store(into: jax.Array, grads: jax.Array, first_row: jax.Array) -> jax.Array:
         column = matrix.offset + first_row * matrix.cols
         return lax.dynamic_update_slice_in_dim(into, grads.astype(into.dtype), column, 1)
