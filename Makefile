@@ -33,7 +33,8 @@ train: setup
 experiments: setup
 	$(PY) -m train.experiments $(ARGS)
 
-experiments-full: setup
+# The full set also compiles programs for GPUs, which takes a gigabyte of packages, but no GPU.
+experiments-full: setup $(VENV)/.extra-cuda-aot
 	$(PY) -m train.experiments --full --resume $(ARGS)
 
 test: setup

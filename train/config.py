@@ -97,8 +97,8 @@ class TrainConfig:
     effort: str = _setting("fast", "how long the planner topoep searches: fast, default or full")
     planner_implementation: str = _setting(
         "",
-        "cpu, cuda, or reference (NumPy in a host callback, slow, to check the others): all make the same plans; default:"
-        " that of the backend",
+        "cpu, cuda, or reference (NumPy in a host callback, slow, to check the others): all make the same plans;"
+        " default: that of the backend",
     )
     num_slots: int = _setting(2, "replica slots per rank")
     transport: str = _setting(

@@ -41,8 +41,6 @@ FIGURES: dict[str, Figure] = {
 }
 
 NOT_BUILT = {
-    "4, on GPUs": "The thunks of both GPU programs, and a host round trip in a training run: only the trip itself is"
-    " timed here, on a CPU.",
     "15, measured": "Measured scopes of an emulated run; only the modelled breakdown is here.",
 }
 """Figures of the paper that are not built yet."""
