@@ -3,12 +3,13 @@
 import json
 from html.parser import HTMLParser
 
+import numpy as np
 import pytest
 
 from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate.published import Value
 from train.experiments import __main__ as command
-from train.experiments import checks, fig03_placement, fig11_latency, fig16_locality, plans
+from train.experiments import checks, fig03_placement, fig10_slots, fig11_latency, fig16_locality, plans
 from train.experiments.figures import DRAWINGS, FIGURES, NOT_BUILT
 from train.experiments.record import Record, from_json, of_paper, summarize, to_json
 from train.experiments.settings import MODELS, Settings
@@ -213,6 +214,24 @@ def test_times_of_a_gpu_are_read_where_there_are_some(tmp_path) -> None:
     (record,) = fig11_latency.gpu_times(tmp_path)
     assert (record.value, record.unit, record.planner, record.kind) == (90.0, "us", "topoep", "measured")
     assert record.setting == {"ranks": 32, "experts": 128, "effort": "fast", "where": "GPU, run, graph"}
+
+
+def test_steps_of_both_planners_are_counted_at_every_size() -> None:
+    records = list(fig11_latency.of_size(8, 64))
+    steps = [(r.planner, r.setting["effort"]) for r in records if r.metric == "dependent steps"]
+    assert steps == [("topoep_paper", "-")] * 4 + [("topoep", "fast")]
+    assert not any(r.timed for r in records if r.metric == "dependent steps")
+
+
+def test_an_expert_is_worth_a_pull_to_other_domains_with_enough_rows() -> None:
+    shape = SHAPES["e640"]
+    omega = np.zeros((shape.topology.num_ranks, shape.num_experts), np.int64)
+    enough = 3 * shape.ffn // 2  # Rows of a domain, beyond which the pull is quicker.
+    omega[0, [0, 200, 300, 400]] = 9 * enough, enough + 1, enough, enough - 1  # Expert 0 is at home.
+    omega[8:10, 500] = enough // 2 + 1
+    assert fig10_slots.worth_a_pull(omega, plans.problem(shape)) == 1
+    omega[1, 300] = 1
+    assert fig10_slots.worth_a_pull(omega, plans.problem(shape)) == 2
 
 
 @pytest.mark.full

@@ -23,6 +23,8 @@ RANKS, EXPERTS = (8, 16, 32, 64, 128), (64, 128, 256, 384, 512, 640, 768, 1024)
 _OF_RANKS, _OF_EXPERTS = 640, 32
 """Experts where ranks vary, and ranks where experts do."""
 _ASKED = (("topoep_paper", "-"), ("topoep", "fast"), ("topoep", "default"))
+_SPREADS = (0.5, 1.0, 2.0, 4.0)
+"""Of the logarithm of an expert's share, where steps depend on the demand; times are of 1."""
 _GPU_RESULTS = Path("results/gpu")
 _HIDDEN, _FFN, _ROWS = 2048, 768, 4096 * 8
 
@@ -31,17 +33,16 @@ def run(settings: Settings) -> list[Record]:
     """CPU times of all sizes, dependent steps, the paper's values, and times of a GPU where somebody took some."""
     del settings
     sizes = {(ranks, _OF_RANKS) for ranks in RANKS} | {(_OF_EXPERTS, experts) for experts in EXPERTS}
-    records = [record for ranks, experts in sorted(sizes) for record in _of_size(ranks, experts)]
+    records = [record for ranks, experts in sorted(sizes) for record in of_size(ranks, experts)]
     for ranks, value in SOLVER_US.items():
         records.append(_record("topoep_paper", ranks, _OF_RANKS, "GPU, H800", value.number, "paper", value.mark))
     return [*records, *gpu_times(_GPU_RESULTS)]
 
 
-def _of_size(ranks: int, experts: int) -> Iterator[Record]:
+def of_size(ranks: int, experts: int) -> Iterator[Record]:
+    """Times and steps of one size, in domains of 8 ranks."""
     cost = CostModel.from_model(_HIDDEN, _FFN, Hardware.h800())
-    rng = np.random.default_rng(0)
-    share = np.exp(rng.normal(0, 1, experts))
-    omega = rng.multinomial(_ROWS, share / share.sum(), size=ranks)
+    omega = _demand(ranks, experts, 1.0)
     for planner, effort in _ASKED:
         asked = Problem(
             Topology.uniform(ranks // 8, 8),
@@ -55,10 +56,25 @@ def _of_size(ranks: int, experts: int) -> Iterator[Record]:
         )
         us = 1e3 * timed.solve(planner, omega, asked).milliseconds
         yield _record(planner, ranks, experts, "CPU, one process", us, "measured", effort=effort)
-        steps = dependent_steps(asked) if planner == "topoep" else dependent_steps_of_paper(omega, asked)
-        if steps is not None:
-            setting: dict[str, str | float] = {"ranks": ranks, "experts": experts, "effort": effort}
-            yield Record("11", "", planner, setting, "dependent steps", steps, "", "measured")
+        setting: dict[str, str | float] = {"ranks": ranks, "experts": experts, "effort": effort}
+        if planner == "topoep_paper":
+            for spread in _SPREADS:
+                steps = dependent_steps_of_paper(_demand(ranks, experts, spread), asked)
+                yield from _steps(planner, steps, setting | {"spread": spread})
+        else:
+            yield from _steps(planner, dependent_steps(asked), setting)
+
+
+def _demand(ranks: int, experts: int, spread: float) -> np.ndarray:
+    """int64 [R, E]: rows whose experts are drawn with lognormal shares, the same for all ranks."""
+    rng = np.random.default_rng(0)
+    share = np.exp(rng.normal(0, spread, experts))
+    return rng.multinomial(_ROWS, share / share.sum(), size=ranks)
+
+
+def _steps(planner: str, steps: int | None, setting: dict[str, str | float]) -> Iterator[Record]:
+    if steps is not None:
+        yield Record("11", "", planner, setting, "dependent steps", steps, "", "measured")
 
 
 def gpu_times(folder: Path) -> list[Record]:
@@ -97,47 +113,63 @@ def _record(
 def draw(records: Sequence[Record]) -> Any:
     """Times above, steps below; against ranks on the left, against experts on the right."""
     figure, panels = style.canvas(14, 8.5, 2, 2, sharey="row")
-    looks = {"-": ("topoep_paper", "-"), "fast": ("topoep", "-"), "default": ("topoep", "--")}
     sides = (("ranks", RANKS, "experts", _OF_RANKS), ("experts", EXPERTS, "ranks", _OF_EXPERTS))
     for column, (varied, values, fixed, of) in enumerate(sides):
-        for row, metric in enumerate(("time of a plan", "dependent steps")):
-            axes = panels[2 * row + column]
-            own = list(pick(records, metric=metric, kind="measured", **{fixed: of}))
-            for effort, (planner, line) in looks.items():
-                points = [r for r in pick(own, effort=effort) if not str(r.setting.get("where", "")).startswith("GPU")]
-                points = sorted(points, key=lambda r: float(r.setting[varied]))
-                label = f"{planner}{f', effort {effort}' * (effort != '-')}"
-                axes.plot(
-                    [r.setting[varied] for r in points],
-                    [r.value for r in points],
-                    color=style.color(planner),
-                    marker=style.marker(planner),
-                    linestyle=line,
-                    label=label + ", CPU here" if points and not row else None,
-                )
-            for record in own:
-                if str(record.setting.get("where", "")).startswith("GPU"):
-                    axes.plot(record.setting[varied], record.value, "x", color=style.color(record.planner))
+        own = list(pick(records, kind="measured", **{fixed: of}))
+        times, steps = panels[column], panels[2 + column]
+        _draw_times(times, list(pick(own, metric="time of a plan")), varied)
+        _draw_steps(steps, list(pick(own, metric="dependent steps")), varied)
+        times.set(title=f"({'ab'[column]}) against {varied}, {of} {fixed}", yscale="log", ylim=(50, 5e6))
+        steps.set(title=f"({'cd'[column]}) steps that must follow one another", ylim=(0, 150))
+        for axes in (times, steps):
             axes.set_xticks(values, [str(value) for value in values], fontsize=12)
             axes.set_xlabel(varied)
-            if metric == "time of a plan":
-                axes.set(title=f"({'ab'[column]}) against {varied}, {of} {fixed}", yscale="log", ylim=(50, 5e6))
-            else:
-                axes.set(title=f"({'cd'[column]}) steps: topoep fast at most, topoep_paper here")
-                axes.set_ylim(bottom=0)
-        panels[column].grid(axis="y", color="#e5e5e5")
+            axes.grid(axis="y", color="#e5e5e5")
     for record in pick(records, kind="paper"):
         panels[0].plot(record.setting["ranks"], record.value, **style.PAPER)
     low, high = (value.number for value in SOLVER_US_OF_32_RANKS)
     panels[1].axhspan(low, high, color="#cfe3f1", label=f"paper's range on an H800: {low:.0f} to {high:.0f} µs")
     panels[0].plot([], [], **style.PAPER, label="printed in the paper (kernel on an H800)")
     panels[0].set_ylabel("µs (log scale)")
-    panels[2].set_ylabel("steps of a GPU that\nfollow one another")
+    panels[2].set_ylabel("dependent steps on a GPU")
     kept: dict[str, Any] = {}
-    for axes in panels[:2]:
+    for axes in panels:
         kept |= {label: handle for handle, label in zip(*axes.get_legend_handles_labels(), strict=True)}
     figure.legend(kept.values(), kept.keys(), loc="outside lower center", ncols=3, fontsize=12, frameon=False)
     return figure
+
+
+def _draw_times(axes: Any, records: Sequence[Record], varied: str) -> None:
+    for planner, effort in _ASKED:
+        points = [r for r in pick(records, planner=planner, effort=effort) if not _is_of_gpu(r)]
+        points = sorted(points, key=lambda r: float(r.setting[varied]))
+        axes.plot(
+            [r.setting[varied] for r in points],
+            [r.value for r in points],
+            color=style.color(planner),
+            marker=style.marker(planner),
+            linestyle="--" if effort == "default" else "-",
+            label=f"{planner}{f', effort {effort}' * (effort != '-')}, CPU here",
+        )
+    for record in filter(_is_of_gpu, records):
+        axes.plot(record.setting[varied], record.value, "x", color=style.color(record.planner))
+
+
+def _is_of_gpu(record: Record) -> bool:
+    return str(record.setting["where"]).startswith("GPU")
+
+
+def _draw_steps(axes: Any, records: Sequence[Record], varied: str) -> None:
+    bound = sorted((r.setting[varied], r.value) for r in pick(records, planner="topoep"))
+    look: dict[str, Any] = {"color": style.color("topoep"), "marker": style.marker("topoep"), "linestyle": ":"}
+    axes.plot(*zip(*bound, strict=True), **look, label="topoep, effort fast: steps at most")
+    counted = list(pick(records, planner="topoep_paper"))
+    sizes = sorted({r.setting[varied] for r in counted})
+    counts = [[r.value for r in counted if r.setting[varied] == size] for size in sizes]
+    low, high = [min(c) for c in counts], [max(c) for c in counts]
+    axes.fill_between(sizes, low, high, color=style.color("topoep_paper"), alpha=0.2, hatch="//", linewidth=0)
+    look = {"color": style.color("topoep_paper"), "marker": style.marker("topoep_paper"), "linestyle": ":"}
+    axes.plot(sizes, high, **look, label=f"topoep_paper: most steps of {len(_SPREADS)} demands (band: all)")
 
 
 FIGURE = Figure(
@@ -147,8 +179,9 @@ FIGURE = Figure(
     "The paper times a kernel on an H800; ours is timed on one CPU, on which `topoep` works its candidates off one"
     " after another, so only the number of dependent steps says something about a GPU, and times do not compare: of"
     " `topoep` a bound for any demand (effort `fast`; `default` refines for as long as it pays, and has none), of"
-    " `topoep_paper` the count for this demand, two steps for each move of its second stage; where its plan competes"
-    " beside `topoep`'s candidates, as it does, the longer of the two counts.",
+    " `topoep_paper` counts for four demands from even to skewed, two steps for each move of its second stage, of which"
+    " there are none where the first takes all slots; its plan competes beside `topoep`'s candidates, so that the"
+    " longer of the two is waited for.",
     run,
     draw,
 )
