@@ -1,4 +1,4 @@
-"""All figures in the order of the report, and those of the paper that are not here, with the reason."""
+"""All figures in the order of the report, and what of the paper is not here, with the reason."""
 
 from train.experiments import (
     fig02_skew,
@@ -39,11 +39,6 @@ FIGURES: dict[str, Figure] = {
         fig_d_memory.FIGURE,
     )
 }
-
-NOT_BUILT = {
-    "15, measured": "Measured scopes of an emulated run; only the modelled breakdown is here.",
-}
-"""Figures of the paper that are not built yet."""
 
 DRAWINGS = {
     "1": "drawing of an expert-parallel layer",

@@ -11,7 +11,7 @@ from topoep_jax.simulate.published import Value
 Kind = Literal["measured", "simulated", "compiled", "paper"]
 """measured: by running it here; simulated: by a model of time or of bytes; compiled: read off a compiled program;
 paper: printed there."""
-TIME_UNITS = ("us", "ms", "s", "tokens/s")
+TIME_UNITS = ("us", "ms", "s", "tokens/s", "% of the time")
 
 
 @dataclasses.dataclass(frozen=True)

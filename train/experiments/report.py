@@ -8,7 +8,7 @@ from matplotlib import rc_context
 from topoep_jax.simulate.fit import CANNOT_EXPLAIN
 from train.experiments import page, style
 from train.experiments.checks import Outcome
-from train.experiments.figures import CANNOT, DRAWINGS, FIGURES, NOT_BUILT
+from train.experiments.figures import CANNOT, DRAWINGS, FIGURES
 from train.experiments.record import Record
 from train.experiments.settings import Settings
 from train.experiments.tables import compared, everything
@@ -58,8 +58,6 @@ def _contents(found: Mapping[str, Sequence[Record]]) -> str:
     for number, figure in FIGURES.items():
         here = page.link(f"#{figure.name}", figure.label) if number in found else figure.label
         rows[number] = [here, page.escape(figure.title), "" if number in found else "not run this time"]
-    for number, what in NOT_BUILT.items():
-        rows[number] = [f"Figure {number}", page.prose(what), "<b>not built yet</b>"]
     for number, what in DRAWINGS.items():
         rows[number] = [number if number.startswith("T") else f"Figure {number}", page.prose(what), "no numbers"]
     ordered = sorted(rows, key=_order)
