@@ -46,7 +46,7 @@ test-full: setup
 
 # The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
 test-cuda: setup $(VENV)/.extra-cuda-aot
-	$(PYTEST) --require-cuda tests/aot_*_test.py tests/cuda_*_test.py $(ARGS)
+	$(PYTEST) --require-cuda tests/aot_*_test.py tests/cuda_*_test.py tests/experiments_compiled_test.py $(ARGS)
 
 # The models against transformers, which has an environment of its own: it needs torch, and no JAX.
 parity: setup $(PARITY_VENV)/.requirements
