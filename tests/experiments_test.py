@@ -1,5 +1,6 @@
 """The experiments: records, what is kept and what is run again, the checks, and a report that holds together."""
 
+import dataclasses
 import json
 from html.parser import HTMLParser
 
@@ -139,6 +140,17 @@ def test_the_report_has_no_broken_link_and_needs_no_network(tmp_path, few_planne
     assert (tmp_path / "records.json").read_bytes() == before
     # Another number of draws leaves none of the old ones in the report.
     run("--figures=D", "--seeds=3", out)
+    assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
+
+
+def test_a_figure_that_fails_does_not_take_the_others_with_it(tmp_path, monkeypatch) -> None:
+    def fail(settings):
+        raise ValueError("no room")
+
+    run("--figures=3", f"--out={tmp_path}")  # Earlier numbers of it do not stay.
+    monkeypatch.setitem(FIGURES, "3", dataclasses.replace(FIGURES["3"], run=fail))
+    with pytest.raises(ValueError, match=r"1 of 2 figures failed(.|\n)*figure 3: no room"):
+        run("--figures=3,D", f"--out={tmp_path}")
     assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
 
 

@@ -46,15 +46,22 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     chosen = list(FIGURES) if "all" in values.figures else list(values.figures)
     if unknown := [number for number in chosen if number not in FIGURES]:
         raise ValueError(f"--figures has {unknown}: take all, or some of {', '.join(FIGURES)}")
+    failures = {}
     for number in chosen:
         store = Store(out, FIGURES[number], settings)
         yield f"figure {number:<4} {FIGURES[number].title} ... "
         if values.resume and store.finished():
             yield "kept\n"
             continue
+        store.remove()
         began = time.perf_counter()
-        store.write(FIGURES[number].run(settings))
-        yield f"{time.perf_counter() - began:.1f} s\n"
+        try:  # One that fails after hours must not take the others with it.
+            store.write(FIGURES[number].run(settings))
+        except (ValueError, OSError) as error:
+            failures[number] = str(error)
+            yield "failed\n"
+        else:
+            yield f"{time.perf_counter() - began:.1f} s\n"
     # Figures that were not asked for stay in the report, if they are of the same settings.
     found = {n: store.read() for n, f in FIGURES.items() if (store := Store(out, f, settings)).finished()}
     records = [record for own in found.values() for record in own]
@@ -64,6 +71,9 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     path = report.write(out, settings, found, outcomes)
     yield "\n" + checks.text(outcomes)
     yield f"\n{path} and {out / 'records.json'} are written\n"
+    if failures:
+        reasons = "\n".join(f"figure {number}: {reason}" for number, reason in failures.items())
+        raise ValueError(f"{len(failures)} of {len(chosen)} figures failed; --resume runs them again alone\n{reasons}")
 
 
 class Store:
@@ -87,6 +97,10 @@ class Store:
         half = self._path.with_suffix(".half")
         half.write_text(json.dumps({"settings": self._settings, "records": to_json(records)}, indent=1) + "\n")
         half.replace(self._path)
+
+    def remove(self) -> None:
+        """What an earlier run wrote must not pass for what this one failed to."""
+        self._path.unlink(missing_ok=True)
 
     def _load(self) -> dict[str, Any]:
         loaded: dict[str, Any] = json.loads(self._path.read_text())
