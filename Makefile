@@ -33,9 +33,10 @@ train: setup
 experiments: setup
 	$(PY) -m train.experiments $(ARGS)
 
-# The full set also compiles programs for GPUs, which takes a gigabyte of packages, but no GPU.
+# The full set also compiles programs for GPUs, which takes a gigabyte of packages, but no GPU. Its summary is kept.
 experiments-full: setup $(VENV)/.extra-cuda-aot
 	$(PY) -m train.experiments --full --resume $(ARGS)
+	$(if $(ARGS),,@mkdir -p results/full && cp runs/experiments-full/summary.json results/full/experiments.json)
 
 test: setup
 	$(PYTEST) $(ARGS)
