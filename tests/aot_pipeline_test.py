@@ -93,6 +93,12 @@ def test_nothing_stops_for_the_host(layer: LayerProgram) -> None:
         assert len(reads) == len(FORWARD + BACKWARD + LOOPS)
 
 
+def test_profiles_name_the_phase_of_every_kernel(layer: LayerProgram) -> None:
+    calls = [i for i in layer.program.module.instructions() if i.kernel or (i.target or "").startswith("topoep")]
+    assert {"topoep_plan", "topoep_gmm", "topoep_wgrad"} <= {call.kernel or call.target for call in calls}
+    assert not [call.name for call in calls if "/topoep_" not in call.op_name]
+
+
 def test_a_layer_fits(layer: LayerProgram) -> None:
     model = next(name for name in MODELS if SHAPES[name].hidden == layer.config.hidden)
     mib = layer.layer_bytes / MIB
