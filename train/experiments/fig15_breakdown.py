@@ -133,7 +133,8 @@ def _draw_measured(figure: Any, records: Sequence[Record]) -> None:
 FIGURE = Figure(
     "15",
     "What a layer is spent on, skew -4: modelled for H800, measured for emulated devices",
-    "no training, half a minute on an otherwise idle machine; shares its plans with Figure 12",
+    "no training; compiles and profiles three programs, under a minute on an otherwise idle machine; shares its plans"
+    " with Figure 12",
     "Above, not measured: phases of the model that was fitted to these very bars, 15 % off in the root mean square and"
     " 51 % at worst (GLM's exchanges forward, which the paper prints faster than its own wire). Below, measured, but of"
     " a small layer whose eight ranks are threads that share this machine's cores: what a rank computes is real, and"
