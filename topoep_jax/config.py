@@ -144,11 +144,13 @@ class LayerConfig:
             f"pulls={self.pulls!r} needs transport='device': lax collectives carry replicas straight from mains",
         )
         check_planner(self.planner)
-        _require(self.effort in EFFORTS, f"effort={self.effort!r} is unknown: choose one of {sorted(EFFORTS)}")
+        # Lists, in which also a value without a hash can be looked for.
+        efforts, implementations = sorted(EFFORTS), sorted(IMPLEMENTATIONS)
+        _require(self.effort in efforts, f"effort={self.effort!r} is unknown: choose one of {efforts}")
         implementation = self.planner_implementation
         _require(
-            implementation is None or implementation in IMPLEMENTATIONS,
-            f"planner_implementation={implementation!r} is unknown: choose one of {sorted(IMPLEMENTATIONS)}, or None",
+            implementation is None or implementation in implementations,
+            f"planner_implementation={implementation!r} is unknown: choose one of {implementations}, or None",
         )
 
     def _check_types(self) -> None:

@@ -168,7 +168,7 @@ ROUTERS: dict[str, Callable[..., Routing]] = {"qwen3": qwen3, "glm4": glm4, "dee
 
 def get_router(name: str) -> Callable[..., Routing]:
     """The router called `name`. Raises ValueError, listing the known names, where there is none."""
-    if name not in ROUTERS:
+    if not isinstance(name, str) or name not in ROUTERS:
         raise ValueError(f"router={name!r} is unknown: choose one of {sorted(ROUTERS)}")
     return ROUTERS[name]
 
