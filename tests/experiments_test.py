@@ -191,6 +191,7 @@ def test_a_planner_that_is_better_in_both_is_seen() -> None:
     [
         (-1.0, 2.1, 3.0, ["holds", "holds"]),
         (-1.0, 2.0, 3.0, ["fails", "holds"]),
+        (-0.5, 2.0, 3.0, ["fails", "holds"]),
         (0.0, 1.9, 2.0, ["not run", "holds"]),
         (0.0, 2.1, 1.99, ["not run", "fails"]),
     ],
@@ -202,6 +203,32 @@ def test_times_of_rivals_are_seen(skew, rival, plain, want) -> None:
         for p, ms in times.items()
     ]
     assert verdicts(records)[2:4] == want
+
+
+@pytest.mark.parametrize(
+    ("figure", "gains", "want"),
+    [
+        ("12", [0.0], "holds"),
+        ("12", [-0.1], "fails"),
+        ("B", [9.0, 0.1], "holds"),
+        ("B", [9.0, -0.1], "fails"),  # One draw that loses, whatever the mean.
+        ("A", [-9.0], "not run"),
+    ],
+)
+def test_losses_are_seen_where_planning_takes_time(figure, gains, want) -> None:
+    records = [
+        of(planner, value, figure=figure, metric="gain", unit="%", kind="simulated", seed=seed)
+        for planner, values in (("topoep", gains), ("topoep_paper", [-9.0]))
+        for seed, value in enumerate(values)
+    ]
+    found = checks.check(records)[4]
+    assert found.verdict == want and all(f"{min(gains)} %" in failure for failure in found.failures)
+
+
+def test_it_is_said_in_which_model_topoep_does_not_lose() -> None:
+    without, charged = (outcome.title for outcome in checks.check([])[3:])
+    assert "Figure A" in without and "planning takes no time" in without
+    assert "Figure 12" in charged and "Figure B" in charged
 
 
 def test_a_value_far_from_the_papers_is_listed_with_its_cause() -> None:
@@ -216,6 +243,8 @@ def test_a_value_far_from_the_papers_is_listed_with_its_cause() -> None:
 def test_every_value_that_may_fail_has_a_cause() -> None:
     metrics = {("10", "imbalance"), ("13b", "imbalance"), ("16", "inter-node share"), ("16", "replica-served share")}
     assert set(checks.CAUSES) == metrics
+    # It stands beside values of any number of draws, so it says of how many its own are, and not how far they lie.
+    assert all("draws" in cause and "deviation" not in cause for cause in checks.CAUSES.values())
 
 
 def test_times_of_a_gpu_are_read_where_there_are_some(tmp_path) -> None:
@@ -232,7 +261,16 @@ def test_steps_of_both_planners_are_counted_at_every_size() -> None:
     records = list(fig11_latency.of_size(8, 64))
     steps = [(r.planner, r.setting["effort"]) for r in records if r.metric == "dependent steps"]
     assert steps == [("topoep_paper", "-")] * 4 + [("topoep", "fast")]
+    kinds = {r.planner: r.kind for r in records if r.metric == "dependent steps"}
+    assert kinds == {"topoep_paper": "measured", "topoep": "simulated"}  # Counted, and a bound.
     assert not any(r.timed for r in records if r.metric == "dependent steps")
+
+
+def test_what_is_drawn_of_the_papers_times_is_in_records() -> None:
+    ours = of("topoep_paper", 900.0, figure="11", metric="time of a plan", unit="us", ranks=32, experts=64)
+    printed = list(fig11_latency.printed())
+    assert [r.value for r in printed] == [131, 510, 337, 455] and {r.kind for r in printed} == {"paper"}
+    assert all(summary.paper is None for summary in summarize([ours, *printed]))
 
 
 def test_an_expert_is_worth_a_pull_to_other_domains_with_enough_rows() -> None:

@@ -85,9 +85,10 @@ def test_shard_map(implementation, check_vma):
         return jax.tree.map(lambda field: field[None], plan)
 
     shard_map = functools.partial(jax.shard_map, mesh=mesh(), check_vma=check_vma)
-    plans = jax.jit(shard_map(plan_here, in_specs=P("ep"), out_specs=P("ep")))(demand())
-    for device in range(R):
-        assert_plan(jax.tree.map(lambda field: field[device], plans), expected())  # noqa: B023
+    plan = shard_map(plan_here, in_specs=P("ep"), out_specs=P("ep"))
+    for plans in (jax.jit(plan)(demand()), plan(demand())):
+        for device in range(R):
+            assert_plan(jax.tree.map(lambda field: field[device], plans), expected())  # noqa: B023
     replicated = shard_map(solver(implementation), in_specs=P(), out_specs=P())
     assert_plan(jax.jit(replicated)(demand()), expected())
 

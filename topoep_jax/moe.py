@@ -69,11 +69,13 @@ def moe_layer(
 ) -> tuple[jax.Array, MoEMetrics] | tuple[jax.Array, MoEMetrics, routing.Routed]:
     """One MoE layer on one rank; call it inside shard_map or pmap over `axis_name`.
 
-    In your own shard_map, `jax.shard_map(f, mesh=mesh, in_specs=({"w": P("ep"), "router": P()}, P("ep")),
-    out_specs=(P("ep"), P()), check_vma=False)` gives y and metrics; the metrics are equal on every rank, which
-    `check_vma` cannot see. Differentiate outside of shard_map and all gradients are right. Inside it, or inside pmap,
-    each rank has the gradient of its own loss: that of `w` already holds the tokens of all ranks, those of the other
-    parameters only this rank's, so for a mean over ranks divide the first by R and `lax.pmean` the others.
+    In your own shard_map, `jax.jit(jax.shard_map(f, mesh=mesh, in_specs=({"w": P("ep"), "router": P()}, P("ep")),
+    out_specs=(P("ep"), P()), check_vma=False))` gives y and metrics; the metrics are equal on every rank, which
+    `check_vma` cannot see. Without jit it gives the same, but shard_map then compiles some hundreds of operations one
+    by one, which takes a minute and more whatever the planner. Differentiate outside of shard_map and all gradients
+    are right. Inside it, or inside pmap, each rank has the gradient of its own loss: that of `w` already holds the
+    tokens of all ranks, those of the other parameters only this rank's, so for a mean over ranks divide the first by R
+    and `lax.pmean` the others.
 
     Args:
       params: `w` [E/R, 3 H I] this rank's packed experts (gate and up as [H, 2 I], then down as [I, H]);

@@ -15,18 +15,18 @@ CAUSES = {
     ): "the number of tokens, which the paper does not print: with 4096 a rank some 20 experts of other"
     " nodes are worth a pull and fill the slots up to two of a rank, so that the load falls late, but to 1.0; its"
     " equal values from two slots on need at most 16 of them, as with 256 to 1024 tokens (10c), and the height of its"
-    " values needs a rare draw: 8.39 without replicas, where ours have 5.4 +- 1.4",
+    " values needs a rare draw: 8.39 without replicas, where 3 draws of ours have 5.4 +- 1.4",
     ("13b", "imbalance"): "the paper's value is one mean over 5, 5 and 4 layers, each of one draw of the bias: without"
-    " replicas it has 4.09 / 3.24 / 4.56, ours 5.3 +- 1.3 / 3.7 +- 0.4 / 5.0 +- 0.8, each within 1.1 deviations",
+    " replicas it has 4.09 / 3.24 / 4.56, and 10 draws of ours 5.3 +- 1.3 / 3.7 +- 0.4 / 5.0 +- 0.8",
     (
         "16",
         "inter-node share",
-    ): "what crosses are rows of experts not worth a pull, which depend on the tokens: 2.5 / 3.0 /"
+    ): "what crosses are rows of experts not worth a pull, which depend on the tokens: in 5 draws 2.5 / 3.0 /"
     " 4.6 % with 2048 a rank, 1.3 / 1.3 / 2.1 with 4096 as here, 0.9 / 0.7 / 1.1 with 8192; the paper, which does not"
     " print its number, has 0.91 / 1.1 / 1.88",
-    ("16", "replica-served share"): "it rises with the load of the hottest experts, and the paper's draws are more even"
-    " than ours (13b); a line through ours puts 81.7 / 66.5 / 70.2 % where theirs are, within one deviation of its"
-    " 79.8 / 63.8 / 68.3",
+    ("16", "replica-served share"): "it rises with the load of the hottest experts, whose mean over 10 draws of ours is"
+    " above the paper's (13b); a line through those 10 draws puts 81.7 / 66.5 / 70.2 % where the paper's load is, and"
+    " the paper has 79.8 / 63.8 / 68.3",
 }
 """(figure, metric) -> why our values may differ from the paper's."""
 
@@ -61,10 +61,14 @@ def check(records: Sequence[Record]) -> list[Outcome]:
             "no planner of equal slots beats topoep in both imbalance and inter-domain share", _undominated(records)
         ),
         _outcome("topoep has the lowest predicted time at every skew <= -0.5", _fastest(records)),
-        _outcome("topoep is never predicted to be slower than none", _never_loses(records)),
         _outcome(
-            "nor is it in the model of the paper's cluster, whose terms it does not all know (Figure 12)",
-            _gains_in_the_model(records),
+            "topoep is never predicted to be slower than none (Figure A, in which planning takes no time)",
+            _never_loses(records),
+        ),
+        _outcome(
+            "nor is it in models that charge for planning: of the paper's cluster, which has other terms too that it"
+            " does not know (Figure 12), and of this library's layer at nominal rates (Figure B)",
+            _gains_in_models(records),
         ),
     ]
 
@@ -147,9 +151,13 @@ def _never_loses(records: Sequence[Record]) -> Iterator[str | None]:
         yield f"{place(mine.first)}: {len(lost)} draws are slower, by up to {max(lost):.3g} ms" if lost else None
 
 
-def _gains_in_the_model(records: Sequence[Record]) -> Iterator[str | None]:
-    for record in pick(records, figure="12", planner="topoep", metric="gain", kind="simulated"):
-        yield None if record.value >= 0 else f"{place(record)}: {record.value:.1f} %"
+def _gains_in_models(records: Sequence[Record]) -> Iterator[str | None]:
+    gains = pick(records, planner="topoep", metric="gain", kind="simulated")
+    for summary in summarize(record for record in gains if record.figure in ("12", "B")):
+        worst, draws = min(summary.values), len(summary.values)
+        among = f", the worst of {draws} draws" if draws > 1 else ""
+        where = f"figure {summary.first.figure}, {place(summary.first)}"
+        yield f"{where}: {worst:.1f} %{among}" if worst < 0 else None
 
 
 def _predicted(records: Sequence[Record]) -> Iterator[tuple[Summary, list[Summary]]]:

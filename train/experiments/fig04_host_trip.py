@@ -37,8 +37,7 @@ def _plans() -> Iterator[Record]:
     shapes = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(np.shape(leaf), np.asarray(leaf).dtype), ready)
     trip = jax.jit(lambda rows: jax.pure_callback(lambda _: ready, shapes, rows))
     calls: dict[str, Callable[[], Any]] = {
-        "inside": functools.partial(_program(asked, "cpu"), demand),
-        "callback": functools.partial(_program(asked, "reference"), demand),
+        **{way: functools.partial(program, demand) for way, program in programs(asked).items()},
         "planner": lambda: solve(omega, asked, _PLANNER),
         "trip": functools.partial(trip, demand),
     }
@@ -46,17 +45,15 @@ def _plans() -> Iterator[Record]:
         yield Record(_NUMBER, _MODEL, _PLANNER, {"way": way}, trip_picture.PLAN, us, "us", "measured")
 
 
-def _program(asked: Problem, implementation: str) -> Callable[[jax.Array], Any]:
-    return jax.jit(
-        functools.partial(
-            solve_plan,
-            topology=asked.topology,
-            cost=asked.cost,
-            num_slots=asked.num_slots,
-            planner=_PLANNER,
-            implementation=implementation,
-        )
+def programs(asked: Problem) -> dict[str, Any]:
+    """What makes a plan of the demand int32 [R, E], jitted, by the way that it is made."""
+    plan = functools.partial(
+        solve_plan, topology=asked.topology, cost=asked.cost, num_slots=asked.num_slots, planner=_PLANNER
     )
+    return {
+        way: jax.jit(functools.partial(plan, implementation=implementation))
+        for way, implementation in trip_training.IMPLEMENTATIONS.items()
+    }
 
 
 def _median_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:

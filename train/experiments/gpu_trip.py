@@ -21,6 +21,7 @@ CALLBACK = "xla_ffi_python_gpu_callback"
 """Target of the call that JAX makes of a host callback on a GPU."""
 IMPLEMENTATIONS = {"inside": None, "callback": "reference"}
 """Of the planner, by the way that the plan is made."""
+SOURCE = f"compiled here, jax {jax.__version__}"
 NONE, ROW = "programs that were compiled", "steps alike in a row"
 TO_HOST, FROM_HOST = "copies to the host", "copies from the host"
 _GPU = "h200"
@@ -63,10 +64,11 @@ def run(figure: str, model: str, planner: str) -> Iterator[Record]:
         return
     for way, implementation in IMPLEMENTATIONS.items():
         program = compiled(model, planner, implementation)
+        setting: dict[str, str | float] = {"way": way, "from": SOURCE}
         for metric, (value, unit) in counts(program).items():
-            yield Record(figure, model, planner, {"way": way}, metric, value, unit, "compiled")
+            yield Record(figure, model, planner, setting, metric, value, unit, "compiled")
         for place, (step, row) in enumerate(itertools.groupby(path(program))):
-            alike: dict[str, str | float] = {"way": way, "place": place, **dataclasses.asdict(step)}
+            alike = setting | {"place": place, **dataclasses.asdict(step)}
             yield Record(figure, model, planner, alike, ROW, len(list(row)), "", "compiled")
 
 
@@ -108,8 +110,8 @@ def as_call(function: Callable[..., Any], shapes: Any, *args: Any, target: str =
 def counts(program: Program) -> dict[str, tuple[float, str]]:
     """What there is in the program, as (number, unit) by metric.
 
-    JAX's handler of a callback copies each operand to the host, waits for the device, calls Python, copies each result
-    back, and waits again: that is in no text of a program.
+    No program says how often the host waits: JAX's handler of a callback copies each operand to the host, waits for the
+    device, calls Python, copies each result back, and waits again.
     """
     plans, steps = _plan_calls(program), path(program)
     callbacks = [call for call in plans if call.target == CALLBACK]
@@ -120,7 +122,6 @@ def counts(program: Program) -> dict[str, tuple[float, str]]:
     for_plan = reads & {call.name for call in plans}
     return {
         "host callbacks": (len(callbacks), ""),
-        "waits of the host for the device": (2 * len(callbacks), ""),
         TO_HOST: (len(sent), ""),
         FROM_HOST: (len(returned), ""),
         f"bytes of {TO_HOST}": (sum(array.num_bytes for array in sent), "B"),

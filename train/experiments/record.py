@@ -9,7 +9,7 @@ from typing import Any, Literal
 from topoep_jax.simulate.published import Value
 
 Kind = Literal["measured", "simulated", "compiled", "paper"]
-"""measured: by running it here; simulated: by a model of time or of bytes; compiled: read off a compiled program;
+"""measured: by running it here; simulated: by a model of time, bytes or steps; compiled: read off a compiled program;
 paper: printed there."""
 TIME_UNITS = ("us", "ms", "s", "tokens/s", "% of the time")
 

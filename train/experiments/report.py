@@ -15,7 +15,7 @@ from train.experiments.tables import compared, everything
 
 _KINDS = (
     ("measured", "found by running it here: a property of plans on forced routing, or a time on this machine's CPU"),
-    ("simulated", "<b>modelled</b>, never measured: times and bytes of a model of a layer or a step"),
+    ("simulated", "<b>modelled</b>, never measured: times, bytes or steps that a model or a formula gives"),
     ("compiled", "read off a program that was compiled ahead of time for GPUs and did not run"),
     ("paper", "printed in arXiv 2609.35481. C: unambiguous; I: one reading survives; A: whose it is is a guess"),
 )

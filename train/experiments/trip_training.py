@@ -40,16 +40,21 @@ def measured(figure: str, settings: Settings) -> Iterator[Record]:
     yield Record(figure, RUN.model, RUN.planner, {"steps": steps}, DIFFER, differ, "", "measured")
 
 
+def configs(config: TrainConfig) -> dict[str, TrainConfig]:
+    """The same training, by the way that its plans are made."""
+    return {
+        way: dataclasses.replace(config, planner_implementation=implementation)
+        for way, implementation in IMPLEMENTATIONS.items()
+    }
+
+
 def train(config: TrainConfig, steps: int) -> dict[str, Any]:
     """Takes each step both ways, one after the other, so that whatever else this machine does slows both.
 
     Returns:
       "ms": median milliseconds by way, without the first steps; "loss": the loss of each step, by way.
     """
-    programs = {
-        way: build(dataclasses.replace(config, planner_implementation=implementation))
-        for way, implementation in IMPLEMENTATIONS.items()
-    }
+    programs = {way: build(own) for way, own in configs(config).items()}
     stream = batches(load_tokens(()), batch_size=config.batch_size, seq_len=config.seq_len, seed=config.seed)
     states = {way: program.init() for way, program in programs.items()}
     seconds: dict[str, list[float]] = {way: [] for way in programs}
