@@ -32,13 +32,14 @@ def runs(monkeypatch):
 
 def asked_again(settings, planner="none", corpus="code"):
     training._trained.cache_clear()  # As in another process.
-    return training.trained(settings, planner, corpus)
+    return training.trained(settings, planner, corpus, settings.steps)
 
 
 def test_a_finished_run_is_kept_only_if_asked(tmp_path, runs) -> None:
     settings = Settings(folder=tmp_path)
-    folder = training.trained(settings, "none", "code")
-    assert training.trained(settings, "none", "code") == folder and len(runs) == 1  # Two figures share it.
+    folder = training.trained(settings, "none", "code", settings.steps)
+    assert training.trained(settings, "none", "code", settings.steps) == folder
+    assert len(runs) == 1  # Two figures share it.
     asked_again(Settings(folder=tmp_path, resume=True))
     assert len(runs) == 1
     asked_again(settings)
@@ -47,7 +48,7 @@ def test_a_finished_run_is_kept_only_if_asked(tmp_path, runs) -> None:
 
 def test_an_interrupted_run_goes_on(tmp_path, runs) -> None:
     resumed = Settings(folder=tmp_path, resume=True)
-    folder = training.trained(resumed, "none", "code")
+    folder = training.trained(resumed, "none", "code", resumed.steps)
     (folder / "summary.json").unlink()
     asked_again(resumed)
     assert "--resume" in runs[1]
@@ -59,14 +60,28 @@ def test_an_interrupted_run_goes_on(tmp_path, runs) -> None:
 
 def test_other_flags_begin_anew(tmp_path, runs) -> None:
     resumed = Settings(folder=tmp_path, resume=True)
-    folder = training.trained(resumed, "none", "code")
+    folder = training.trained(resumed, "none", "code", resumed.steps)
     folder.with_suffix(".flags").write_text("--of=another")
     asked_again(resumed)
     assert len(runs) == 2 and "--resume" not in runs[1]
 
 
+def test_a_run_of_another_length_begins_anew(tmp_path, runs) -> None:
+    training.trained(Settings(folder=tmp_path), "none", "code", 500)
+    asked_again(Settings(full=True, folder=tmp_path, resume=True))
+    assert "--steps=10000" in runs[1] and "--resume" not in runs[1]
+
+
+def test_a_run_that_ended_early_goes_on(tmp_path, runs) -> None:
+    resumed = Settings(folder=tmp_path, resume=True)
+    log = training.trained(resumed, "none", "code", resumed.steps) / "metrics.jsonl"
+    log.write_text("".join(log.read_text().splitlines(keepends=True)[:300]))
+    asked_again(resumed)
+    assert "--resume" in runs[1]
+
+
 def test_prose_is_text_of_the_python_at_hand(tmp_path, runs) -> None:
-    training.trained(Settings(folder=tmp_path), "none", "prose")
+    training.trained(Settings(folder=tmp_path), "none", "prose", 500)
     (data,) = (flag for flag in runs[0] if flag.startswith("--data="))
     with open(data.partition("=")[2]) as text:
         assert len(text.read()) > 100_000
@@ -87,7 +102,7 @@ def test_losses_are_compared_step_by_step(tmp_path, monkeypatch) -> None:
         folder.mkdir()
         (folder / "metrics.jsonl").write_text("".join(json.dumps({"loss": loss}) + "\n" for loss in losses))
     monkeypatch.setattr(
-        fig14_loss, "trained", lambda settings, planner, corpus, ranks=4: tmp_path / f"{planner}_{ranks}"
+        fig14_loss, "trained", lambda settings, planner, corpus, steps, ranks=4: tmp_path / f"{planner}_{ranks}"
     )
     records = fig14_loss.run(settings)
     found = {
@@ -119,7 +134,7 @@ def test_skew_of_a_trace_is_drawn(tmp_path, monkeypatch) -> None:
         ) as writer:
             for step in (10, 20):
                 writer.append(rng.integers(0, experts, (layers, ranks, 32, 2)), step=step)
-    monkeypatch.setattr(fig02_skew, "trained", lambda settings, planner, corpus: tmp_path / corpus)
+    monkeypatch.setattr(fig02_skew, "trained", lambda settings, planner, corpus, steps: tmp_path / corpus)
     records = fig02_skew.run(Settings())
     for corpus in training.CORPORA:
         shares = [r.value for r in pick(records, corpus=corpus, metric="share of the assignments")]

@@ -5,17 +5,16 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import jax
 from absl import flags
 
 from topoep_jax.cli import execute
 from train.experiments import checks, report
-from train.experiments.figure import Figure
 from train.experiments.figures import FIGURES
-from train.experiments.record import Record, from_json, to_json
+from train.experiments.record import Record, to_json
 from train.experiments.settings import Settings
+from train.experiments.store import Store
 from train.experiments.summary import summary
 
 MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
@@ -41,12 +40,11 @@ def define() -> flags.FlagValues:
 def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints, figure by figure."""
     jax.config.update("jax_platforms", "cpu")  # Times are of the CPU, and no accelerator is needed.
-    out = Path(values.out or f"runs/experiments{'-full' * values.full}")
+    out = Path(values.out or f"runs/experiments{'-full' * values.full}").expanduser()
     settings = Settings(values.full, values.seeds, out, values.resume)
-    chosen = list(FIGURES) if "all" in values.figures else list(values.figures)
-    if unknown := [number for number in chosen if number not in FIGURES]:
-        raise ValueError(f"--figures has {unknown}: take all, or some of {', '.join(FIGURES)}")
-    failures = {}
+    chosen = _chosen(values.figures)
+    out.mkdir(parents=True, exist_ok=True)
+    failures: dict[str, str] = {}
     for number in chosen:
         store = Store(out, FIGURES[number], settings)
         yield f"figure {number:<4} {FIGURES[number].title} ... "
@@ -55,15 +53,30 @@ def run(values: flags.FlagValues) -> Iterator[str]:
             continue
         store.remove()
         began = time.perf_counter()
-        try:  # One that fails after hours must not take the others with it.
+        try:
             store.write(FIGURES[number].run(settings))
-        except (ValueError, OSError) as error:
-            failures[number] = str(error)
+        except KeyboardInterrupt:
+            raise ValueError("interrupted: the same command with --resume goes on where this one stopped") from None
+        except Exception as error:  # noqa: BLE001
+            # Whatever it is, it must not take hours of other figures with it.
+            failures[number] = _said(error)
             yield "failed\n"
         else:
             yield f"{time.perf_counter() - began:.1f} s\n"
-    # Figures that were not asked for stay in the report, if they are of the same settings.
-    found = {n: store.read() for n, f in FIGURES.items() if (store := Store(out, f, settings)).finished()}
+    found = {}
+    for number, figure in FIGURES.items():
+        # Figures that were not asked for stay in the report, if they are of the same settings.
+        store = Store(out, figure, settings)
+        if not store.finished():
+            continue
+        try:
+            records = store.read()
+            report.draw(out, figure, records)
+        except Exception as error:  # noqa: BLE001
+            # Records of other code, for one.
+            failures[number] = f"{_said(error)}, while its records were drawn: run it without --resume"
+        else:
+            found[number] = records
     records = [record for own in found.values() for record in own]
     write_records(out, records)
     outcomes = checks.check(records)
@@ -73,38 +86,20 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     yield f"\n{path} and {out / 'records.json'} are written\n"
     if failures:
         reasons = "\n".join(f"figure {number}: {reason}" for number, reason in failures.items())
-        raise ValueError(f"{len(failures)} of {len(chosen)} figures failed; --resume runs them again alone\n{reasons}")
+        raise ValueError(f"the report lacks figures that failed; --resume runs only these again\n{reasons}")
 
 
-class Store:
-    """The records of one figure in the folder of a run."""
+def _chosen(asked: list[str]) -> list[str]:
+    """Numbers of figures, each once."""
+    known = {number.lower(): number for number in FIGURES}
+    unknown = [number for number in asked if number.lower() not in (*known, "all")]
+    if unknown or not asked:
+        raise ValueError(f"--figures has {unknown or 'nothing'}: take all, or some of {', '.join(FIGURES)}")
+    return list(FIGURES) if "all" in asked else list(dict.fromkeys(known[number.lower()] for number in asked))
 
-    def __init__(self, out: Path, figure: Figure, settings: Settings) -> None:
-        self._path = out / "figures" / f"{figure.name}.json"
-        self._settings = repr(settings)
 
-    def finished(self) -> bool:
-        """Whether it is there, of the same settings."""
-        return self._path.is_file() and self._load()["settings"] == self._settings
-
-    def read(self) -> list[Record]:
-        """What was written."""
-        return from_json(json.dumps(self._load()["records"]))
-
-    def write(self, records: Any) -> None:
-        """Writes all of them, or nothing: an interrupted run leaves no half."""
-        self._path.parent.mkdir(parents=True, exist_ok=True)
-        half = self._path.with_suffix(".half")
-        half.write_text(json.dumps({"settings": self._settings, "records": to_json(records)}, indent=1) + "\n")
-        half.replace(self._path)
-
-    def remove(self) -> None:
-        """What an earlier run wrote must not pass for what this one failed to."""
-        self._path.unlink(missing_ok=True)
-
-    def _load(self) -> dict[str, Any]:
-        loaded: dict[str, Any] = json.loads(self._path.read_text())
-        return loaded
+def _said(error: Exception) -> str:
+    return str(error) if isinstance(error, ValueError | OSError) else f"{type(error).__name__}: {error}"
 
 
 def write_records(out: Path, records: list[Record]) -> None:

@@ -21,7 +21,7 @@ def run(settings: Settings) -> list[Record]:
     """Shares, ratios and turnover of what two training runs recorded, and the paper's means."""
     records = []
     for corpus in CORPORA:
-        with open_trace(trained(settings, "topoep", corpus) / "routing.npz") as trace:
+        with open_trace(trained(settings, "topoep", corpus, settings.recorded_steps) / "routing.npz") as trace:
             skew = skew_of(trace, top=_TOP)
 
         def add(metric: str, value: float, unit: str = "", corpus: str = corpus, **setting: str | float) -> None:

@@ -112,7 +112,8 @@ FIGURE = Figure(
     "no training; shares its plans with Figure 12",
     "Not measured: the model was fitted to Megatron-LM and TopoEP of Qwen3 and GLM (role calibration), spends one value"
     " a model on its base (role base), and predicts the rest (role held out, though its form was chosen after seeing"
-    " them); owners of the nine other baseline values are a guess (mark A).",
+    " them); owners of the nine other baseline values are a guess (mark A). Calibration R is the recommended one, A"
+    " does without the term of the experts' size, C is fitted to all three models; marks are other letters.",
     run,
     draw,
     modelled=True,

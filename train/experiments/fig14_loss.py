@@ -23,9 +23,9 @@ _MOST_POINTS = 500
 def run(settings: Settings) -> list[Record]:
     """Losses, thinned out to what a picture shows, and the relative differences over all steps."""
     losses = {
-        "none": _losses(trained(settings, "none", "code")),
-        "topoep": _losses(trained(settings, "topoep", "code")),
-        CONTROL: _losses(trained(settings, "none", "code", ranks=2)),
+        "none": _losses(trained(settings, "none", "code", settings.steps)),
+        "topoep": _losses(trained(settings, "topoep", "code", settings.steps)),
+        CONTROL: _losses(trained(settings, "none", "code", settings.steps, ranks=2)),
     }
     records = []
     stride = max(1, settings.steps // _MOST_POINTS)
@@ -76,7 +76,7 @@ def draw(records: Sequence[Record]) -> Any:
 FIGURE = Figure(
     "14",
     "Training loss with and without balancing",
-    "three training runs; one of them is that of Figure 2",
+    "three training runs; in the quick set one of them is that of Figure 2",
     "A real run, but of a model of four layers that fits a laptop, in bfloat16, of 512 bytes a step where the paper"
     " averages over many times more, so single steps differ more than its 0.407 %: rounding parts the runs after some"
     " ten steps, and then one of them learns a passage a step earlier than the other. Training without balancing on two"

@@ -137,11 +137,12 @@ FIGURE = Figure(
     " with Figure 12",
     "Above, not measured: phases of the model that was fitted to these very bars, 15 % off in the root mean square and"
     " 51 % at worst (GLM's exchanges forward, which the paper prints faster than its own wire). Below, measured, but of"
-    " a small layer whose eight ranks are threads that share this machine's cores: what a rank computes is real, and"
-    " the slowest rank's experts show the straggler; exchanges and pulls are no link's, since the emulation hands whole"
-    " buffers to all ranks, and buffers are as large as each plan needs; who waits for a straggler leaves it the cores,"
-    " so waiting is apart, and a collective counts as long as the last rank to come was in it; times change with"
-    " whatever else the machine does.",
+    " a small layer whose eight ranks are threads that share this machine's cores: what a rank computes is real, so"
+    " that on an otherwise idle machine the slowest rank's experts show the straggler; exchanges and pulls are no"
+    " link's, since the emulation hands whole buffers to all ranks, and buffers are as large as each plan needs; who"
+    " waits for a straggler leaves it the cores, so waiting is apart, and a collective counts as long as the last"
+    " rank to come was in it; each time is that of the quickest step, and still, on a busy machine, differs from run"
+    " to run by more than planners do.",
     run,
     draw,
     modelled=True,

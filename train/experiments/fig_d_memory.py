@@ -97,4 +97,5 @@ FIGURE = Figure(
     " versions of its compiler need other memory.",
     run,
     draw,
+    inputs=lambda: f"{stored()}; {gpu_trip.missing()}",
 )

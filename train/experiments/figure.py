@@ -19,6 +19,8 @@ class Figure:
       differs: one sentence: what differs from the paper, and why.
       run: computes the records.
       draw: makes a Matplotlib figure of them.
+      inputs: what else than settings and versions its records come from, in words; `--resume` runs it again when these
+        change.
       modelled: whether times in it are modelled, so that the limits of the model belong beside it.
     """
 
@@ -28,6 +30,7 @@ class Figure:
     differs: str
     run: Callable[[Settings], Sequence[Record]]
     draw: Callable[[Sequence[Record]], Any]
+    inputs: Callable[[], str] = str
     modelled: bool = False
 
     @property

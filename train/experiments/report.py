@@ -5,9 +5,11 @@ from pathlib import Path
 
 from matplotlib import rc_context
 
+from topoep_jax.cli.output import plural
 from topoep_jax.simulate.fit import CANNOT_EXPLAIN
 from train.experiments import page, style
 from train.experiments.checks import Outcome
+from train.experiments.figure import Figure
 from train.experiments.figures import CANNOT, DRAWINGS, FIGURES
 from train.experiments.record import Record
 from train.experiments.settings import Settings
@@ -21,20 +23,22 @@ _KINDS = (
 )
 
 
+def draw(out: Path, figure: Figure, records: Sequence[Record]) -> None:
+    """Writes the picture of a figure."""
+    with rc_context(style.RC):
+        figure.draw(records).savefig(out / "figures" / f"{figure.name}.png", dpi=100)
+
+
 def write(out: Path, settings: Settings, found: Mapping[str, Sequence[Record]], outcomes: Sequence[Outcome]) -> Path:
-    """Draws the figures that were run and writes `index.html`; returns its path."""
-    (out / "figures").mkdir(parents=True, exist_ok=True)
-    for number, records in found.items():
-        figure = FIGURES[number]
-        with rc_context(style.RC):
-            figure.draw(records).savefig(out / "figures" / f"{figure.name}.png", dpi=100)
+    """Writes `index.html` of the figures that were drawn; returns its path."""
     parts = [
         page.heading(1, "The paper's experiments, side by side"),
         page.paragraph(
             "TopoEP (arXiv 2609.35481) on 32 H800, and what this library gives in the same settings. "
             + ("The full set. " if settings.full else "The quick set: fewer draws than <code>--full</code>. ")
-            + f"Forced routing, {len(settings.draws)} draws of each of the paper's models,"
-            f" {len(settings.wide_draws)} of wide layers."
+            + f"Forced routing, {plural(len(settings.draws), 'draw')} of each of the paper's models,"
+            f" {plural(len(settings.wide_draws), 'draw')} of wide layers. In tables, ± is the standard deviation over"
+            " draws; numbers that were made from several have none."
         ),
         page.table(["kind", "a number of this kind was"], [list(kind) for kind in _KINDS]),
         page.heading(2, "Contents"),
@@ -57,11 +61,12 @@ def _contents(found: Mapping[str, Sequence[Record]]) -> str:
     rows: dict[str, list[str]] = {}
     for number, figure in FIGURES.items():
         here = page.link(f"#{figure.name}", figure.label) if number in found else figure.label
-        rows[number] = [here, page.escape(figure.title), "" if number in found else "not run this time"]
+        kinds = ", ".join(sorted({record.kind for record in found.get(number, ())} - {"paper"}))
+        rows[number] = [here, page.escape(figure.title), kinds if number in found else "not run this time"]
     for number, what in DRAWINGS.items():
         rows[number] = [number if number.startswith("T") else f"Figure {number}", page.prose(what), "no numbers"]
     ordered = sorted(rows, key=_order)
-    return page.table(["", "what", ""], [rows[number] for number in ordered])
+    return page.table(["", "what", "kind of its numbers"], [rows[number] for number in ordered])
 
 
 def _order(number: str) -> tuple[int, int, str]:

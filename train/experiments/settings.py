@@ -13,7 +13,7 @@ SLOTS = 2
 
 @dataclasses.dataclass(frozen=True)
 class Settings:
-    """What decides the records of all figures, and nothing else does.
+    """What was asked for; a figure's records depend on it, and beside it on code, versions (`store`) and its inputs.
 
     Attributes:
       full: everything, instead of a subset.
@@ -44,5 +44,10 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """Of training runs; the paper's in the full set."""
+        """Of training runs whose losses are compared; the paper's in the full set."""
         return 10_000 if self.full else 500
+
+    @property
+    def recorded_steps(self) -> int:
+        """Of training runs whose routing is looked at."""
+        return 2_000 if self.full else 500

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from matplotlib.figure import Figure as Canvas
+from matplotlib.layout_engine import ConstrainedLayoutEngine
 
 INK, FAINT, OTHER = "#222222", "#999999", "#b5b5b5"
 RC: Any = {
@@ -66,5 +67,7 @@ def canvas(
     width: float, height: float, columns: int = 1, rows: int = 1, **options: Any
 ) -> tuple[Canvas, Sequence[Any]]:
     """An empty figure, and its axes in reading order; drawn to within `rc_context(RC)`."""
-    figure = Canvas(figsize=(width, height), layout="constrained")
+    # Numbers at the end of a panel must not look like those of the next.
+    engine = ConstrainedLayoutEngine(wspace=0.06)
+    figure = Canvas(figsize=(width, height), layout=engine)
     return figure, list(figure.subplots(rows, columns, squeeze=False, **options).flat)

@@ -7,6 +7,7 @@ from pathlib import Path
 
 from train.experiments import process
 from train.experiments.settings import Settings
+from train.experiments.store import environment
 
 MODEL = "qwen3_tiny"
 _FLAGS = (f"--model={MODEL}", "--seq_len=64", "--record_routing=10")
@@ -15,20 +16,22 @@ _RANKS = 4
 CORPORA = {"code": "Python's own library", "prose": "Python's own language reference"}
 
 
-def trained(settings: Settings, planner: str, corpus: str, *, ranks: int = _RANKS) -> Path:
+def trained(settings: Settings, planner: str, corpus: str, steps: int, *, ranks: int = _RANKS) -> Path:
     """The folder of a finished run; a run that `settings.resume` finds goes on behind its last checkpoint.
+
+    The schedule of the learning rate depends on the number of steps: no run goes on to be a longer one.
 
     Raises:
       ValueError: the run failed; the message ends as its log does.
     """
-    folder = (settings.folder / "training" / f"{corpus}_{planner}_{ranks}").resolve()
+    folder = (settings.folder / "training" / f"{corpus}_{planner}_{ranks}_{steps}").resolve()
     flags = (*_FLAGS, f"--ep={ranks}", f"--planner={planner}", *_data(folder.parent, corpus))
-    return _trained(folder, flags, settings.steps, resume=settings.resume)
+    return _trained(folder, flags, steps, resume=settings.resume)
 
 
 @functools.cache  # Two figures may ask for the same run.
 def _trained(folder: Path, flags: tuple[str, ...], steps: int, *, resume: bool) -> Path:
-    noted, wanted = folder.with_suffix(".flags"), "\n".join(flags)
+    noted, wanted = folder.with_suffix(".flags"), "\n".join([*flags, environment()])
     if not (resume and noted.is_file() and noted.read_text() == wanted):
         shutil.rmtree(folder, ignore_errors=True)
         noted.write_text(wanted)
