@@ -10,7 +10,7 @@ import pytest
 from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate.published import Value
 from train.experiments import __main__ as command
-from train.experiments import checks, fig03_placement, fig10_slots, fig11_latency, fig16_locality, plans
+from train.experiments import checks, fig03_placement, fig10_slots, fig11_latency, fig16_locality, plans, store
 from train.experiments.figures import DRAWINGS, FIGURES
 from train.experiments.record import Record, from_json, of_paper, summarize, to_json
 from train.experiments.settings import MODELS, Settings
@@ -92,6 +92,19 @@ def test_figures_are_kept_for_equal_settings_alone(tmp_path, monkeypatch) -> Non
     half = tmp_path / "figures" / "figure_3.json"
     half.rename(half.with_suffix(".half"))  # As an interrupted run leaves it.
     assert not store.finished()
+    half.with_suffix(".json").write_text('{"settings": ')
+    assert not store.finished()
+
+
+def test_a_figure_is_run_again_where_its_inputs_or_versions_changed(tmp_path, monkeypatch) -> None:
+    def kept(figure):
+        return command.Store(tmp_path, figure, Settings()).finished()
+
+    figure = FIGURES["3"]
+    command.Store(tmp_path, figure, Settings()).write(fig03_placement.run(Settings()))
+    assert kept(figure) and not kept(dataclasses.replace(figure, inputs=lambda: "times of a GPU"))
+    monkeypatch.setattr(store, "environment", lambda: "jax 99")
+    assert not kept(figure)
 
 
 class Page(HTMLParser):
@@ -143,20 +156,34 @@ def test_the_report_has_no_broken_link_and_needs_no_network(tmp_path, few_planne
     assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
 
 
-def test_a_figure_that_fails_does_not_take_the_others_with_it(tmp_path, monkeypatch) -> None:
-    def fail(settings):
-        raise ValueError("no room")
+@pytest.mark.parametrize(
+    ("part", "error", "said"),
+    [
+        ("run", ValueError("no room"), "no room"),
+        ("run", RuntimeError("out of memory"), "RuntimeError: out of memory"),
+        ("draw", KeyError("way"), "KeyError: 'way', while its records were drawn"),
+    ],
+)
+def test_a_figure_that_fails_does_not_take_the_others_with_it(tmp_path, monkeypatch, part, error, said) -> None:
+    def fail(*_):
+        raise error
 
     run("--figures=3", f"--out={tmp_path}")  # Earlier numbers of it do not stay.
-    monkeypatch.setitem(FIGURES, "3", dataclasses.replace(FIGURES["3"], run=fail))
-    with pytest.raises(ValueError, match=r"1 of 2 figures failed(.|\n)*figure 3: no room"):
+    good = FIGURES["3"]
+    monkeypatch.setitem(FIGURES, "3", dataclasses.replace(good, **{part: fail}))
+    with pytest.raises(ValueError, match=f"figure 3: {said}"):
         run("--figures=3,D", f"--out={tmp_path}")
     assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
 
 
-def test_unknown_figures_are_refused() -> None:
-    with pytest.raises(ValueError, match="'17'"):
-        run("--figures=17")
+@pytest.mark.parametrize(("asked", "said"), [("17", "'17'"), ("all,99", "'99'"), ("", "nothing")])
+def test_unknown_figures_are_refused(tmp_path, asked, said) -> None:
+    with pytest.raises(ValueError, match=said):
+        run(f"--figures={asked}", f"--out={tmp_path}")
+
+
+def test_a_figure_asked_for_twice_is_run_once(tmp_path) -> None:
+    assert run("--figures=3,3", f"--out={tmp_path}").count("figure 3 ") == 1
 
 
 def verdicts(records):

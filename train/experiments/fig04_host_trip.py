@@ -80,4 +80,5 @@ FIGURE = Figure(
     " layers each.",
     run,
     trip_picture.draw,
+    inputs=gpu_trip.missing,
 )

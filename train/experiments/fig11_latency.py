@@ -195,4 +195,5 @@ FIGURE = Figure(
     " longer of the two is waited for.",
     run,
     draw,
+    inputs=lambda: repr(gpu_times(_GPU_RESULTS)),
 )
