@@ -47,7 +47,9 @@ FIGURE = Figure(
     "no training; shares its plans with Figure 13b",
     "Same draws as Figure 13b; `topoep` minimises time and not traffic, and on DeepSeek-V2, whose experts of 47 MB take"
     " long to copy, lets about half of the rows cross in 4 of the first 10 draws (46.8 to 49.8 %) and under 5 % in the"
-    " others: a fifth in the mean alone.",
+    " others: a fifth in the mean alone. `eplb_fixed_main` and `flexmoe` follow their published programs and papers"
+    " (docs/planners.md), the paper has versions of its own: our EPLB leaves copies in the node of their main, so that"
+    " nothing becomes more local, and our FlexMoE keeps more in its node than the paper's.",
     run,
     draw,
 )
