@@ -96,3 +96,6 @@ def test_a_file_that_is_no_measurement(capsys, tmp_path):
     path = tmp_path / "no.json"
     path.write_text("{}")
     assert "has version None" in error(capsys, *QWEN, f"--hardware={path}")
+    for name, value in (("num_devices", "x"), ("num_domains", 0)):
+        path.write_text(json.dumps({**FILE, name: value}))
+        assert f"has {name}={value!r}, which must be an integer" in error(capsys, *QWEN, f"--hardware={path}")

@@ -124,6 +124,26 @@ def test_every_sample_of_a_trace_counts(capsys, tmp_path):
     )
 
 
+def test_a_trace_without_rows_has_no_step(capsys, tmp_path):
+    command = ("simulate", "--domains=2", "--hidden=256", "--ffn=128", "--top_k=2")
+    empty, full = np.zeros((4, 8), np.int64), np.full((4, 8), 30)
+    message = error(capsys, *command, trace_of(tmp_path, empty, empty))
+    assert f"--trace={tmp_path / 't.npz'}: 2 samples without a single row" in message
+    both = trace_of(tmp_path, empty, full)
+    assert "1 sample without a single row" in error(capsys, *command, both, "--seeds=1")
+    assert records(capsys, *command, both)
+
+
+@pytest.mark.parametrize("hardware", ["h800", "h800_fitted"])
+def test_without_slots_equal_plans_take_equal_time(capsys, hardware):
+    command = (*QWEN, "--tokens=256", "--slots=0", f"--hardware={hardware}", "--dense_ms=0")
+    plain, other = records(capsys, *command)
+    assert (plain["planner"], other["planner"]) == ("none", "topoep_paper")
+    assert other["layer_phases_ms"] == plain["layer_phases_ms"]
+    assert other["gain_percent"] == other["gain_percent_low"] == other["gain_percent_high"] == 0
+    assert other["answer"] == "no difference"
+
+
 def test_other_layers(capsys):
     usual = records(capsys, *SMALL)[1]["layer_ms"]
     for changed in ("--chunks=1", "--residuals=all", "--launch_us=50", "--plan_us=0", "--hardware=h100"):
@@ -201,6 +221,8 @@ def test_fit(capsys, monkeypatch):
         ((*QWEN, "--hardware=h800_fitted", "--chunks=1"), "--chunks=1 is of this library's layer"),
         ((*QWEN, "--hardware=h800_fitted", "--tokens=64"), "for --tokens=4096 alone"),
         (("simulate", "--model=e640", "--hardware=h800_fitted"), "the paper has no step of e640"),
+        (("simulate", "--fit", "--perfetto=a.json", "--model=zzz"), "--model, --perfetto does nothing with --fit"),
+        (("simulate", "--fit", "--skew=-4"), "--skew does nothing with --fit"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),
 )

@@ -16,6 +16,8 @@ from topoep_jax.simulate import CALIBRATIONS, PaperLayer, Step, base_ms, simulat
 from topoep_jax.simulate.calibration import TOKENS, phases, published_traits, tokens_per_second
 from topoep_jax.simulate.fit import FITTED_MODELS, forced_demand, planned_works, points_of_paper, rms_error
 from topoep_jax.simulate.published import BREAKDOWN, IMBALANCE, INTER_NODE, LAYERS, PLANNERS, THROUGHPUT
+from topoep_jax.synthetic import biased_demand, router_of
+from train.experiments import plans
 
 FREE = ("gflops", "nvlink_gbs", "phase_ms", "hot_share")
 R, A, C = CALIBRATIONS
@@ -66,6 +68,15 @@ def test_published_values_are_complete_and_marked():
         row = {planner: value.number for planner, value in THROUGHPUT[model].items()}
         best = max(value for planner, value in row.items() if planner != "topoep_paper")
         assert 100 * (row["topoep_paper"] / best - 1) == pytest.approx(gain, abs=0.06)
+
+
+def test_demand_is_what_the_models_own_router_selects():
+    """As in the figures: DeepSeek-V2 takes all experts of a token from 3 of 8 groups."""
+    shape = SHAPES["deepseek-v2"]
+    (found,) = forced_demand("deepseek-v2", [0], [-4.0])[-4.0]
+    assert (found == plans.demand(shape, -4.0, 0)).all()
+    assert (found == biased_demand(shape, [-4.0], 0, select=router_of(shape))[-4.0]).all()
+    assert (found != biased_demand(shape, [-4.0], 0)[-4.0]).any()
 
 
 @pytest.fixture(scope="module")

@@ -98,3 +98,13 @@ def test_with_one_rank_the_step_is_the_sum_of_its_phases():
     assert Timeline.of(program, alone, overlap=False).step_ps == 23
     assert Timeline.of(program, alone).step_ps == 16
     assert Timeline.of(program, alone).breakdown(0)["all"] == (7, 0)
+
+
+def test_repeated_tasks_need_each_other_and_what_they_are_told():
+    program = Program(1)
+    first = program.compute("a", "experts", 5)
+    second = program.together("b", "all", 7, [first])
+    program.compute("c", "experts", 11, [second])
+    moved = program.repeat(range(1, 3), first)
+    assert moved == 2
+    assert [(task.name, task.after) for task in program.tasks[3:]] == [("b", (first,)), ("c", (second + moved,))]

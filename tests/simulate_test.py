@@ -27,9 +27,12 @@ from topoep_jax.simulate import (
     compare,
     judge,
     simulate,
+    variations,
     work_of,
+    work_of_planner,
 )
 from topoep_jax.simulate.calibration import nodes_per_assignment
+from topoep_jax.simulate.compare import Constants
 from topoep_jax.simulate.program import STREAMS, Program
 from topoep_jax.synthetic import biased_demand
 from topoep_jax.topology import Topology
@@ -52,7 +55,7 @@ def work(omega, planner="topoep_paper", **options):
     config = layer(**options)
     problem = Problem(TOPOLOGY, config.cost, SHAPE.num_experts, config.num_slots, None, 128, "bottleneck", "fast")
     plan = reference.solve(omega, problem, planner)
-    return work_of(config, plan.slot_expert, plan.quota, balanced=planner != "none")
+    return work_of_planner(config, planner, plan.slot_expert, plan.quota)
 
 
 def step_ps(works, rates=RATES, step=None, *, overlap=True):
@@ -294,11 +297,70 @@ def test_what_may_be_said(gain, others, answer):
     assert f"{gain:+.1f} %" in str(verdict)
 
 
+@pytest.mark.parametrize(("layers", "num_works"), [(5, 3), (4, 6), (2, 5), (1, 4), (4, 4), (6, 4)])
+def test_every_work_counts_alike(layers, num_works):
+    """In the paper's layer, all ranks wait for each other, so a step is exactly the sum of its layers."""
+    design = PaperLayer(R, SHAPE.top_k)
+    works = [work(demand(skew), "none") for skew in np.linspace(0, -4, num_works)]
+    single = [simulate(design, [own], Step()).step_ms for own in works]
+    assert max(single) > 1.05 * min(single)
+    found = Constants(design, Step(layers)).run(works)
+    assert found.step_ms == pytest.approx(layers * np.mean(single))
+    assert sum(found.weights) == num_works
+    assert len(found.each) <= num_works
+    shares = found.mean(step.layer_shares(0)["experts forward"].busy_ps for step in found.each)
+    rank_0 = [simulate(design, [own], Step()).layer_shares(0)["experts forward"].busy_ps for own in works]
+    assert shares == pytest.approx(np.mean(rank_0))
+
+
+def test_repeated_works_are_timed_as_new_ones():
+    own = [work(demand(skew)) for skew in (0, -4)]
+    design, step = PipelinedLayer(RATES), Step(layers=3, microbatches=2, dense_ms=1.0)
+    repeated = simulate(design, own, step)
+    copies = simulate(design, [dataclasses.replace(own[turn % 2]) for turn in range(6)], step)
+    assert list(repeated.timeline.events()) == list(copies.timeline.events())
+    assert (repeated.timeline.link_busy_ps() == copies.timeline.link_busy_ps()).all()
+    for again, new in zip(repeated.timeline.program.tasks, copies.timeline.program.tasks, strict=True):
+        assert (again.name, again.after) == (new.name, new.after)
+
+
+def test_every_variation_changes_a_layer():
+    own = [work(demand(-4))]
+    assert (own[0].replicas * TOPOLOGY.crosses_domains()).any()
+    rates = dataclasses.replace(RATES, plan_us=400)
+    usual = step_ps(own, rates)
+    others = variations(rates, SHAPE.top_k).items()
+    changed = {name: step_ps(own, varied, overlap=overlap) for name, (varied, overlap) in others}
+    assert len(changed) == 9
+    assert {name for name, ps in changed.items() if ps < usual} == {
+        "links 5/4",
+        "GEMMs 5/4",
+        "busiest link as in the paper",
+        "a token crosses once",
+    }
+    assert {name for name, ps in changed.items() if ps > usual} == {
+        "links 4/5",
+        "GEMMs 4/5",
+        "launches x 3",
+        "planner x 2",
+        "nothing overlaps",
+    }
+
+
+@pytest.mark.parametrize("slots", [0, 2])
+def test_a_layer_without_slots_is_not_balanced(slots):
+    omega, config = demand(0), layer(num_slots=slots)
+    problem = Problem(TOPOLOGY, config.cost, SHAPE.num_experts, slots, None, 128, "bottleneck", "fast")
+    for planner in ("none", "topoep_paper"):
+        plan = reference.solve(omega, problem, planner)
+        own = work_of_planner(config, planner, plan.slot_expert, plan.quota)
+        assert own.balanced == (planner != "none" and slots > 0)
+
+
 def test_compare():
     works = {planner: [work(demand(-4, seed), planner) for seed in range(3)] for planner in ("none", "topoep_paper")}
     setting = Setting.of_library(RATES, Step(layers=2), SHAPE.top_k, "a machine")
     plain, other = compare(setting, works)
-    assert [len(outcome.steps) for outcome in (plain, other)] == [2, 2]  # three works, two layers a step
     assert plain.verdict.answer == "no difference"
     assert set(other.gains) == set(setting.others)
     assert other.verdict.gain == pytest.approx(100 * (plain.step_ms / other.step_ms - 1))

@@ -1,5 +1,6 @@
 """Demand with a known imbalance, drawn with NumPy: what planners are compared on."""
 
+import functools
 from collections.abc import Callable, Iterable
 from typing import Protocol
 
@@ -76,3 +77,14 @@ def biased_demand(
             chosen = select(score, workload.top_k)
             omega[rank] = np.bincount(chosen.ravel(), minlength=workload.num_experts)
     return demand
+
+
+def demand_of_model(shape: Shape, skews: Iterable[float], seed: int) -> dict[float, np.ndarray]:
+    """`biased_demand` whose experts the model's own router selects: what is compared with the paper's figures."""
+    return biased_demand(shape, skews, seed, select=_own_selection(shape))
+
+
+@functools.cache
+def _own_selection(shape: Shape) -> Select:
+    """Without groups, that is the largest logits: no program to compile, and no ties of rounded scores."""
+    return router_of(shape) if shape.router_options else plain_top_k

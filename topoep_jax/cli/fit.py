@@ -21,6 +21,7 @@ from topoep_jax.simulate.fit import (
 from topoep_jax.simulate.published import LAYERS, PLANNERS
 
 _SEEDS = 3
+_FLAGS = ("fit", "seeds", "json")
 _TITLE = """the model of the paper's cluster against the paper (arXiv 2609.35481, 32 H800); MODELLED, not measured
 mark   of the paper's value: C printed and unambiguous, I one reading survives, A printed, but whose it is is a guess
 role   how that value was used: base (spent on the model's base, exact), calibration (fitted to), held out (of the
@@ -31,7 +32,17 @@ _OF_PLANS = "with the plans of this library's planners for the same forced routi
 
 
 def run(values: flags.FlagValues) -> Iterator[str]:
-    """What the command prints, piece by piece."""
+    """What the command prints, piece by piece.
+
+    Raises:
+      ValueError: a flag of another comparison.
+    """
+    others = [f"--{name}" for name in values if values[name].present and name not in _FLAGS]
+    if others:
+        raise ValueError(
+            f"{', '.join(others)} does nothing with --fit, which compares the paper's own models and layers: leave it"
+            " out; only --seeds and --json go with --fit"
+        )
     seeds = range(values.seeds or _SEEDS)
     demand = {model: forced_demand(model, seeds) for model in LAYERS}
     uniform = {model: planned_works(model, "topoep_paper", demand[model][0.0]) for model in LAYERS}

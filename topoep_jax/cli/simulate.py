@@ -9,13 +9,13 @@ from absl import flags
 from topoep_jax.cli import fit, timed
 from topoep_jax.cli import simulate_text as text
 from topoep_jax.cli import study as studies
-from topoep_jax.cli.output import check_writable
+from topoep_jax.cli.output import check_writable, plural
 from topoep_jax.cli.simulate_text import Answer
 from topoep_jax.cli.study import Sample, Study
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.simulate import LayerRates, Setting, Step, Work, chrome_trace, compare, work_of
+from topoep_jax.simulate import LayerRates, Setting, Step, Work, chrome_trace, compare, work_of_planner
 from topoep_jax.simulate.calibration import TOKENS
 from topoep_jax.simulate.published import LAYERS
 
@@ -97,10 +97,16 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     samples: dict[float | None, list[Sample]] = {}
     for sample in study.samples(skews, seeds):
         samples.setdefault(sample.skew, []).append(sample)
+    if not any(sample.omega.any() for drawn in samples.values() for sample in drawn):
+        raise ValueError(
+            f"--trace={values.trace}: {plural(len(seeds), 'sample')} without a single row, so there is nothing to"
+            " simulate: record a step whose tokens are routed to experts"
+        )
     answers = [_answer(study, setting, config, top_k, planners, drawn) for drawn in samples.values()]
     if values.perfetto is not None:
         last = answers[-1].outcomes[-1]
-        trace = chrome_trace(last.steps[0].timeline, f"{answers[-1].title}, planner {last.planner}; {setting.title}")
+        title = f"{answers[-1].title}, planner {last.planner}; {setting.title}"
+        trace = chrome_trace(last.steps.each[0].timeline, title)
         with open(values.perfetto, "w") as file:
             json.dump(trace, file)
     if values.json:
@@ -168,8 +174,6 @@ def _answer(
             draft = timed.draft(planner, sample.omega, sample.problem)
             plan = evaluate(draft, sample.omega, sample.problem)
             plans.setdefault(planner, []).append(plan)
-            works.setdefault(planner, []).append(
-                work_of(config, plan.slot_expert, plan.quota, balanced=planner != "none")
-            )
+            works.setdefault(planner, []).append(work_of_planner(config, planner, plan.slot_expert, plan.quota))
     rows = sum(int(sample.omega.sum()) for sample in samples) / len(samples)
     return Answer(study, setting, samples[0].skew, rows / config.num_ranks / top_k, compare(setting, works), plans)

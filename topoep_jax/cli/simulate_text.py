@@ -62,7 +62,7 @@ class Answer:
 
     def _record(self, outcome: Outcome) -> dict[str, Any]:
         plans, verdict = self.plans[outcome.planner], outcome.verdict
-        link, rank, link_ms = outcome.steps[0].busiest_link()
+        link, rank, link_ms = outcome.steps.each[0].busiest_link()
         quotable = self.may_quote(outcome)
         return {
             "kind": "simulated",
@@ -71,9 +71,9 @@ class Answer:
             "constants": self.setting.title,
             "planner": outcome.planner,
             "samples": len(plans),
-            "layers": outcome.steps[0].step.layers,
-            "microbatches": outcome.steps[0].step.microbatches,
-            "outside_ms": outcome.steps[0].step.outside_ms,
+            "layers": outcome.steps.each[0].step.layers,
+            "microbatches": outcome.steps.each[0].step.microbatches,
+            "outside_ms": outcome.steps.each[0].step.outside_ms,
             "layer_ms": outcome.layer_ms,
             "step_ms": outcome.step_ms,
             "tokens_per_second": outcome.tokens_per_second(self.tokens),
@@ -86,7 +86,7 @@ class Answer:
             "inter_domain": statistics.mean(plan.inter_domain for plan in plans),
             "replica": statistics.mean(plan.replica for plan in plans),
             "cap_met": statistics.mean(Status.CAP_MET in plan.status for plan in plans),
-            "busiest_rank": outcome.steps[0].timeline.busiest_rank(),
+            "busiest_rank": outcome.steps.each[0].timeline.busiest_rank(),
             "busiest_link": {"class": link, "rank": rank, "layer_ms": link_ms},
             "layer_phases_ms": {
                 phase: {"busy": share.busy_ps / _MS, "alone": share.exposed_ps / _MS}
@@ -97,7 +97,7 @@ class Answer:
 
 def screen(answer: Answer) -> str:
     """One comparison."""
-    step = answer.outcomes[0].steps[0].step
+    step = answer.outcomes[0].steps.each[0].step
     samples = len(answer.plans["none"])
     of_what = "sample" if answer.skew is None else "seed"
     outside = f"{step.outside_ms:,.1f} ms outside of them" if step.outside_ms else "and nothing else"
@@ -119,7 +119,7 @@ def _planners(answer: Answer) -> str:
     rows = []
     for outcome in answer.outcomes:
         plans, verdict = answer.plans[outcome.planner], outcome.verdict
-        link, rank, link_ms = outcome.steps[0].busiest_link()
+        link, rank, link_ms = outcome.steps.each[0].busiest_link()
         gains = [f"{percent:+.1f}" for percent in (verdict.gain, verdict.low, verdict.high)]
         rows.append(
             [
@@ -131,7 +131,7 @@ def _planners(answer: Answer) -> str:
                 f"{statistics.mean(plan.imbalance for plan in plans):.2f}",
                 f"{100 * statistics.mean(plan.inter_domain for plan in plans):.1f}",
                 f"{statistics.mean(Status.CAP_MET in plan.status for plan in plans):.0%}",
-                f"{outcome.steps[0].timeline.busiest_rank()}",
+                f"{outcome.steps.each[0].timeline.busiest_rank()}",
                 f"{link} {rank}: {milliseconds(link_ms)}" if link_ms else "-",
             ]
         )
@@ -147,7 +147,7 @@ def _verdicts(answer: Answer) -> str:
             lines.append(f"  {outcome.planner}: no answer; of {HELD_OUT}, the fit misses the paper's own gain by far")
             continue
         lines.append(f"  {outcome.planner}: {outcome.verdict}")
-        if not plain.steps[0].step.outside_ms:
+        if not plain.steps.each[0].step.outside_ms:
             parts = ", ".join(
                 f"{gain_percent(1, 1 - part + part * outcome.step_ms / max(plain.step_ms, 1e-9)):+.1f} % if they are"
                 f" {part:.0%} of it"

@@ -155,4 +155,9 @@ def _read_measurement(path: Path) -> dict[str, Any]:
     missing = sorted(expected - set(found))
     if missing:
         raise ValueError(f"{path} lacks {missing}: measure again")
+    for name in ("num_devices", "num_domains"):
+        if not is_integer(found[name]) or found[name] < 1:
+            raise ValueError(
+                f"{path} has {name}={found[name]!r}, which must be an integer of at least 1: measure again"
+            )
     return found

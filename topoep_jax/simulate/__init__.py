@@ -26,3 +26,4 @@ from topoep_jax.simulate.verdict import judge as judge
 from topoep_jax.simulate.verdict import variations as variations
 from topoep_jax.simulate.work import Work as Work
 from topoep_jax.simulate.work import work_of as work_of
+from topoep_jax.simulate.work import work_of_planner as work_of_planner

@@ -1,8 +1,9 @@
 """Planners side by side under one set of constants, and how the differences change under others."""
 
 import dataclasses
+import math
 import statistics
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 from topoep_jax.simulate.calibration import CALIBRATIONS, TOKENS, R, base_ms
 from topoep_jax.simulate.paper import PaperLayer
@@ -25,11 +26,44 @@ class Constants:
     step: Step
     overlap: bool = True
 
-    def run(self, works: Sequence[Work]) -> list[Simulation]:
-        """Steps until each work was in one; the last step begins again with the first works."""
+    def run(self, works: Sequence[Work]) -> "Steps":
+        """Steps in which every work counts alike.
+
+        Each step has works of its own as long as they fill one. The rest are too few and begin again within a step:
+        which of them come once more than others depends on the first, so as many take turns as it needs.
+        """
         size = self.step.layers * self.step.microbatches
-        turns = range(0, len(works), size)
-        return [simulate(self.design, [*works[i:], *works[:i]], self.step, overlap=self.overlap) for i in turns]
+        steps, weights = [], []
+        for first in range(0, len(works), size):
+            group = works[first : first + size]
+            stride = math.gcd(size, len(group))
+            for begin in range(0, len(group), stride):
+                turned = [*group[begin:], *group[:begin]]
+                steps.append(simulate(self.design, turned, self.step, overlap=self.overlap))
+                weights.append(stride)
+        return Steps(steps, weights)
+
+
+@dataclasses.dataclass(frozen=True)
+class Steps:
+    """Simulated steps of one planner.
+
+    Attributes:
+      each: the steps.
+      weights: how many works each stands for, so that in a weighted mean all works count alike.
+    """
+
+    each: Sequence[Simulation]
+    weights: Sequence[int]
+
+    def mean(self, values: Iterable[float]) -> float:
+        """Of one value of each step."""
+        return statistics.fmean(values, self.weights)
+
+    @property
+    def step_ms(self) -> float:
+        """A whole step."""
+        return self.mean(step.step_ms for step in self.each)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -97,59 +131,54 @@ class Setting:
 
 @dataclasses.dataclass(frozen=True)
 class Outcome:
-    """One planner in a comparison; times are means over its steps.
+    """One planner in a comparison; times are means over its works.
 
     Attributes:
       planner: its name.
-      steps: simulated ones.
+      steps: of its works.
       verdict: on its throughput against no balancing.
       gains: percent of throughput, by name of other constants.
     """
 
     planner: str
-    steps: Sequence[Simulation]
+    steps: Steps
     verdict: Verdict
     gains: Mapping[str, float]
 
     @property
     def layer_ms(self) -> float:
         """One layer and microbatch, forward and backward."""
-        return statistics.mean(step.layer_ms for step in self.steps)
+        return self.steps.mean(step.layer_ms for step in self.steps.each)
 
     @property
     def step_ms(self) -> float:
         """A whole step."""
-        return _step_ms(self.steps)
+        return self.steps.step_ms
 
     def tokens_per_second(self, tokens: float) -> float:
         """Of all ranks, each with so many tokens in a microbatch."""
-        ranks, step = self.steps[0].timeline.program.num_ranks, self.steps[0].step
+        ranks, step = self.steps.each[0].timeline.program.num_ranks, self.steps.each[0].step
         return 1e3 * ranks * tokens * step.microbatches / max(self.step_ms, 1e-9)
 
     def layer_shares(self) -> dict[str, Share]:
         """What a layer was spent on, on the busiest rank of each step."""
-        each = [step.layer_shares(step.timeline.busiest_rank()) for step in self.steps]
-        mean = {phase: [shares[phase] for shares in each] for phase in each[0]}
+        each = [step.layer_shares(step.timeline.busiest_rank()) for step in self.steps.each]
         return {
-            phase: Share(*(round(statistics.mean(values)) for values in zip(*shares, strict=True)))
-            for phase, shares in mean.items()
+            phase: Share(*(round(self.steps.mean(ps)) for ps in zip(*(shares[phase] for shares in each), strict=True)))
+            for phase in each[0]
         }
 
 
 def compare(setting: Setting, works: Mapping[str, Sequence[Work]]) -> list[Outcome]:
     """Times every planner's works; `works` has those of "none" too, all of the same demand."""
-    plain = _step_ms(setting.constants.run(works["none"]))
-    others = {name: _step_ms(constants.run(works["none"])) for name, constants in setting.others.items()}
+    steps = {planner: setting.constants.run(own) for planner, own in works.items()}
+    step_ms = {
+        name: {planner: constants.run(own).step_ms for planner, own in works.items()}
+        for name, constants in setting.others.items()
+    }
     outcomes = []
-    for planner, own in works.items():
-        steps = setting.constants.run(own)
-        gains = {
-            name: gain_percent(others[name], _step_ms(constants.run(own))) for name, constants in setting.others.items()
-        }
-        verdict = judge(gain_percent(plain, _step_ms(steps)), list(gains.values()))
-        outcomes.append(Outcome(planner, steps, verdict, gains))
+    for planner, own in steps.items():
+        gains = {name: gain_percent(each["none"], each[planner]) for name, each in step_ms.items()}
+        verdict = judge(gain_percent(steps["none"].step_ms, own.step_ms), list(gains.values()))
+        outcomes.append(Outcome(planner, own, verdict, gains))
     return outcomes
-
-
-def _step_ms(steps: Sequence[Simulation]) -> float:
-    return statistics.mean(step.step_ms for step in steps)

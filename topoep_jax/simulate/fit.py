@@ -34,8 +34,8 @@ from topoep_jax.simulate.published import (
     UNIFORM_THROUGHPUT,
     Value,
 )
-from topoep_jax.simulate.work import Work, work_of
-from topoep_jax.synthetic import biased_demand
+from topoep_jax.simulate.work import Work, work_of_planner
+from topoep_jax.synthetic import demand_of_model
 
 Role = Literal["base", "calibration", "held out"]
 Ratios = Literal["paper", "plans"]
@@ -104,8 +104,8 @@ class Point:
 
 
 def forced_demand(model: str, seeds: Iterable[int], skews: Sequence[float] = SKEWS) -> dict[float, list[np.ndarray]]:
-    """int64 [R, E] of each seed, for each skew."""
-    draws = [biased_demand(SHAPES[model], skews, seed) for seed in seeds]
+    """int64 [R, E] of each seed, for each skew; the model's own router selects."""
+    draws = [demand_of_model(SHAPES[model], skews, seed) for seed in seeds]
     return {skew: [draw[skew] for draw in draws] for skew in skews}
 
 
@@ -118,7 +118,7 @@ def planned_works(model: str, planner: str, demand: Iterable[np.ndarray]) -> lis
     works = []
     for omega in demand:
         plan = solve(omega, problem, planner)
-        works.append(work_of(config, plan.slot_expert, plan.quota, balanced=planner != "none"))
+        works.append(work_of_planner(config, planner, plan.slot_expert, plan.quota))
     return works
 
 

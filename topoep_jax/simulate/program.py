@@ -11,7 +11,7 @@ once, and so holds each of them up to the end.
 """
 
 import dataclasses
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import Literal
 
 import numpy as np
@@ -67,6 +67,14 @@ class Program:
         """A collective in which all ranks wait for the last, and then take one time."""
         return self._add(Task(name, phase, "communication", tuple(after), self._each(ps), together=True))
 
+    def repeat(self, tasks: range, after: int) -> int:
+        """Adds tasks again; what they needed from before them is now `after`. Returns how far their numbers moved."""
+        moved = len(self.tasks) - tasks.start
+        for task in self.tasks[tasks.start : tasks.stop]:
+            needs = tuple(need + moved if need >= tasks.start else after for need in task.after)
+            self._add(dataclasses.replace(task, after=needs))
+        return moved
+
     def _each(self, ps: np.ndarray | int) -> np.ndarray:
         return np.broadcast_to(np.asarray(ps, np.int64), (self.num_ranks,))
 
@@ -115,11 +123,16 @@ def run(program: Program, links: Links, *, overlap: bool = True) -> tuple[np.nda
     free = np.zeros((2, program.num_ranks), np.int64)
     begin = np.zeros((len(program.tasks), program.num_ranks), np.int64)
     end = np.zeros_like(begin)
+    carried: dict[int, tuple[np.ndarray, np.ndarray]] = {}  # by identity of what is moved: layers come again
     for index, task in enumerate(program.tasks):
         stream = STREAMS.index(task.stream) if overlap else 0
-        ready = _latest([free[stream], *(end[other] for other in task.after)])
+        ready = free[stream].copy()
+        for other in task.after:
+            np.maximum(ready, end[other], out=ready)
         if task.moved is not None:
-            begin[index], end[index] = _exchange(ready, task.ps, task.moved, links)
+            if id(task.moved) not in carried:
+                carried[id(task.moved)] = _carried(task.moved, links)
+            begin[index], end[index] = _exchange(ready, task.ps, *carried[id(task.moved)])
         else:
             begin[index] = ready.max() if task.together else ready
             end[index] = begin[index] + task.ps
@@ -127,11 +140,18 @@ def run(program: Program, links: Links, *, overlap: bool = True) -> tuple[np.nda
     return begin, end
 
 
-def _exchange(ready: np.ndarray, fixed: np.ndarray, moved: np.ndarray, links: Links) -> tuple[np.ndarray, np.ndarray]:
+def _carried(moved: np.ndarray, links: Links) -> tuple[np.ndarray, np.ndarray]:
+    """How long each link is busy, int64 [2, R], and whether ranks wait for each other there, bool [2, R, R]."""
     carried = links.split(moved)
-    partners = (carried > 0) | (carried.transpose(0, 2, 1) > 0) | np.eye(len(ready), dtype=bool)
+    partners = (carried > 0) | (carried.transpose(0, 2, 1) > 0) | np.eye(len(moved), dtype=bool)
+    return links.busy_ps(carried), partners
+
+
+def _exchange(
+    ready: np.ndarray, fixed: np.ndarray, busy_ps: np.ndarray, partners: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
     now, come = ready + fixed, []
-    for busy, with_whom in zip(links.busy_ps(carried), partners, strict=True):
+    for busy, with_whom in zip(busy_ps, partners, strict=True):
         come.append(_latest_partner(now, with_whom))
         now = _latest_partner(come[-1] + busy, with_whom)
     uses_nic = partners[0].sum(axis=1) > 1
@@ -140,7 +160,3 @@ def _exchange(ready: np.ndarray, fixed: np.ndarray, moved: np.ndarray, links: Li
 
 def _latest_partner(times: np.ndarray, with_whom: np.ndarray) -> np.ndarray:
     return np.where(with_whom, times[None, :], 0).max(axis=1)
-
-
-def _latest(times: Sequence[np.ndarray]) -> np.ndarray:
-    return np.max(np.stack(times), axis=0)

@@ -1,7 +1,7 @@
 """A whole step: dense parts, every MoE layer forward and backward, the optimizer; and what it comes to."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from topoep_jax.simulate.program import LINKS, Links, Program
@@ -121,13 +121,31 @@ def simulate(design: Design, works: Sequence[Work], step: Step, *, overlap: bool
     forward_ps = round(step.dense_ms * MS / (3 * step.layers))
     backward_ps = round(step.dense_ms * MS * 2 / (3 * step.layers))
     last = program.compute("begin", "dense", 0)
+    forward, backward = _Pass(program, design.add_forward), _Pass(program, design.add_backward)
     for microbatch in range(step.microbatches):
         layers = [works[(microbatch * step.layers + layer) % len(works)] for layer in range(step.layers)]
         for work in layers:
             last = program.compute("dense forward", "dense", forward_ps, [last])
-            last = design.add_forward(program, work, last)
+            last = forward.add(work, last)
         for work in reversed(layers):
-            last = design.add_backward(program, work, last)
+            last = backward.add(work, last)
             last = program.compute("dense backward", "dense", backward_ps, [last])
     program.compute("optimizer", "optimizer", round(step.optimizer_ms * MS), [last])
     return Simulation(step, Timeline.of(program, design.links(works[0]), overlap=overlap))
+
+
+class _Pass:
+    """Adds one pass of layers. Where a work comes again its tasks do, which is much quicker than to make them."""
+
+    def __init__(self, program: Program, make: Callable[[Program, Work, int], int]) -> None:
+        self._program, self._make = program, make
+        self._made: dict[int, tuple[range, int]] = {}  # by identity of the work
+
+    def add(self, work: Work, after: int) -> int:
+        if id(work) in self._made:
+            tasks, result = self._made[id(work)]
+            return result + self._program.repeat(tasks, after)
+        first = len(self._program.tasks)
+        result = self._make(self._program, work, after)
+        self._made[id(work)] = range(first, len(self._program.tasks)), result
+        return result

@@ -1,5 +1,6 @@
 """What happened when, on which rank and stream, and what a rank's time was spent on."""
 
+import collections
 import dataclasses
 from collections.abc import Iterator
 from typing import NamedTuple
@@ -79,9 +80,10 @@ class Timeline:
     def link_busy_ps(self) -> np.ndarray:
         """int64 [2, R], how long each rank's NIC and NVLink carry exchanges."""
         total = np.zeros((2, self.program.num_ranks), np.int64)
-        for task in self.program.tasks:
-            if task.moved is not None:
-                total += self.links.busy_ps(self.links.split(task.moved))
+        times = collections.Counter(id(task.moved) for task in self.program.tasks)
+        for moved in {id(task.moved): task.moved for task in self.program.tasks}.values():
+            if moved is not None:
+                total += times[id(moved)] * self.links.busy_ps(self.links.split(moved))
         return total
 
     def breakdown(self, rank: int) -> dict[str, Share]:

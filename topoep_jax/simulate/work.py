@@ -104,3 +104,8 @@ def work_of(config: LayerConfig, slot_expert: ArrayLike, quota: ArrayLike, *, ba
         replicas,
         balanced,
     )
+
+
+def work_of_planner(config: LayerConfig, planner: str, slot_expert: ArrayLike, quota: ArrayLike) -> Work:
+    """The work of a planner's plan, as `work_of`: balanced unless the planner is "none" or the plan has no slots."""
+    return work_of(config, slot_expert, quota, balanced=planner != "none" and np.shape(slot_expert)[1] > 0)

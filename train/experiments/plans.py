@@ -13,24 +13,18 @@ from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.shapes import Shape
-from topoep_jax.simulate import Work, work_of
-from topoep_jax.synthetic import Select, biased_demand, plain_top_k, router_of
+from topoep_jax.simulate import Work, work_of_planner
+from topoep_jax.synthetic import demand_of_model
 from train.experiments.settings import SLOTS
 
 ALL = tuple(PLANNERS)
 _BLOCK_ROWS = 128
 
 
-@functools.cache
-def _select(shape: Shape) -> Select:
-    """The model's own choice; where it has no groups, that is the largest logits."""
-    return router_of(shape) if shape.router_options else plain_top_k
-
-
 @functools.lru_cache(maxsize=256)
 def demand(shape: Shape, skew: float, seed: int) -> np.ndarray:
     """int64 [R, E]: forced routing whose experts the model's own router selects."""
-    return biased_demand(shape, [skew], seed, select=_select(shape))[skew]
+    return demand_of_model(shape, [skew], seed)[skew]
 
 
 def problem(shape: Shape, *, slots: int = SLOTS, hardware: Hardware | None = None, effort: str = "default") -> Problem:
@@ -57,4 +51,4 @@ def work(shape: Shape, planner: str, plan: Evaluation, asked: Problem, hardware:
         shape.hidden, shape.ffn, shape.num_experts, shape.top_k, shape.topology, num_slots=asked.num_slots
     )
     config = dataclasses.replace(config, hardware=hardware)
-    return work_of(config, plan.slot_expert, plan.quota, balanced=planner != "none")
+    return work_of_planner(config, planner, plan.slot_expert, plan.quota)
