@@ -6,8 +6,6 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-import jax
-
 from topoep_jax.aot import command
 from topoep_jax.shapes import SHAPES
 from train.experiments import gpu_trip, style
@@ -24,7 +22,7 @@ DESIGNS = ("topoep", "worst case")
 def run(settings: Settings) -> list[Record]:
     """Bytes of compiled programs: anew in the full set, where that is possible, else those of docs/layer.md."""
     if settings.full and not gpu_trip.missing():
-        found, source = {model: compiled(model) for model in MODELS}, f"compiled here, jax {jax.__version__}"
+        found, source = {model: compiled(model) for model in MODELS}, gpu_trip.SOURCE
     else:
         found, source = stored(), "docs/layer.md"
     return [

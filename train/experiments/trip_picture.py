@@ -102,7 +102,7 @@ def _draw_trip(axes: Any, records: Sequence[Record], x: float, base: float, host
         edgecolor=style.FAINT,
         hatch="//",
         linewidth=0,
-        label="GPU waits for the host",
+        label="GPU waits for the host: JAX's handler",
     )
     axes.barh(host, width - 1.2, _HEIGHT, left=x + 0.6, color=_COLORS["plan"])
     axes.text(x + width / 2, host, "planner", ha="center", va="center", color="white")
