@@ -316,3 +316,6 @@ def test_the_quick_set_draws_every_figure(tmp_path) -> None:
     text = run("--seeds=2", f"--out={tmp_path}")
     assert "not run" not in text and (tmp_path / "index.html").is_file()
     assert {path.stem for path in tmp_path.glob("figures/*.png")} == {figure.name for figure in FIGURES.values()}
+    records = json.loads((tmp_path / "records.json").read_text())
+    shares = {(r["metric"], r["unit"]) for r in [*records["records"], *records["timed"]] if "share" in r["metric"]}
+    assert {unit for _, unit in shares} == {"%"}, shares
