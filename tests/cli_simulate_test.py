@@ -51,6 +51,7 @@ def test_one_screen(capsys):
     (verdict,) = (line for line in lines if line.startswith("  topoep_paper: "))
     assert "as the constants vary" in verdict
     assert "of a step that is MoE layers alone" in out
+    assert "    least with: " in out and "; most with: " in out
     rows = {line.split()[0]: line.split() for line in lines if line.split()[:1] in (["none"], ["topoep_paper"])}
     layer = next(line.split() for line in lines if line.startswith("layer "))
     assert [layer[1], layer[2]] == [rows[planner][1] for planner in ("none", "topoep_paper")]
@@ -158,12 +159,18 @@ def test_a_measured_machine(capsys, tmp_path):
     layer_ms = []
     for name, speeds in (("even", None), ("uneven", [500] + [1000] * 31)):
         path = tmp_path / f"{name}.json"
-        path.write_text(json.dumps(measured | {"rank_speed": speeds, "num_devices": 32, "num_domains": 4}))
+        sizes = {"num_devices": 32, "num_domains": 4, "note": "not the rates of any cluster"}
+        path.write_text(json.dumps(measured | sizes | {"rank_speed": speeds}))
         found = records(capsys, *SMALL, f"--hardware={path}", "--skew=0", "--planner=none")
         layer_ms.append(found[0]["layer_ms"])
-        assert str(path) in found[0]["constants"]
+        assert f"{path} (not the rates of any cluster)" in found[0]["constants"]
     assert layer_ms[0] == records(capsys, *SMALL, "--skew=0", "--planner=none")[0]["layer_ms"]
     assert layer_ms[1] > layer_ms[0]
+
+
+def test_a_toy_is_not_taken_for_a_model(capsys):
+    warning = "the assumed time of planning is"
+    assert warning in run(capsys, *SMALL, "--tokens=8") and warning not in run(capsys, *SMALL, "--tokens=4096")
 
 
 def test_perfetto(capsys, tmp_path):

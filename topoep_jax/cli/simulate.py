@@ -3,6 +3,7 @@
 import dataclasses
 import json
 from collections.abc import Iterator, Sequence
+from pathlib import Path
 
 from absl import flags
 
@@ -145,12 +146,18 @@ def _setting(values: flags.FlagValues, study: Study, top_k: int, *, fitted: bool
         layers = values.layers or study.layers_of_trace or layers
         step = Step(layers, values.microbatches, values.dense_ms or 0.0, values.optimizer_ms or 0.0)
         rates = LayerRates(study.layer.hardware, values.launch_us, values.plan_us)
-        return Setting.of_library(rates, step, top_k, values.hardware)
+        return Setting.of_library(rates, step, top_k, _named(values.hardware))
     if values.dense_ms is None and study.name not in LAYERS:
         raise ValueError(f"--dense_ms is missing: the paper has no step of {study.name}, so the rest of it is unknown")
     if values.dense_ms is None and values.trace is None and values.tokens != TOKENS:
         raise ValueError(f"--dense_ms is missing: the rest of the paper's step is known for --tokens={TOKENS} alone")
     return Setting.of_paper(study.name, top_k, layers, values.dense_ms)
+
+
+def _named(hardware: str) -> str:
+    """A preset's name, or a file's with what it says of itself."""
+    note = json.loads(file.read_text()).get("note") if (file := Path(hardware)).is_file() else None
+    return f"{hardware} ({note})" if note else hardware
 
 
 def _config(values: flags.FlagValues, study: Study) -> LayerConfig:
