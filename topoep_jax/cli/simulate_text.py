@@ -170,8 +170,8 @@ def _too_small(outcome: Outcome, plain: Outcome) -> list[str]:
     if plan is None or plan.exposed_ps < _MUCH * plain.layer_ms * _MS:
         return []
     return [
-        f"    the assumed time of planning is {plan.exposed_ps / _MS / plain.layer_ms:.0%} of the layer without it: so few"
-        " tokens, or such small experts, say nothing about a real model's"
+        f"    the assumed time of planning is {plan.exposed_ps / _MS / plain.layer_ms:.0%} of the layer without it: so"
+        " few tokens, or such small experts, say nothing about a real model's"
     ]
 
 
