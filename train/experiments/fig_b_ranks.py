@@ -29,7 +29,7 @@ def run(settings: Settings) -> list[Record]:
         setting = Setting.of_library(LayerRates(hardware), Step(), shape.top_k, "h800")
         asked = plans.problem(shape, effort="fast")
         for skew in _SKEWS:
-            for seed in settings.wide_draws if settings.full else range(1):
+            for seed in range(settings.seeds or (3 if settings.full else 1)):
                 found = {planner: plans.scored(shape, skew, seed, planner, asked) for planner in _PLANNERS}
                 works = {p: [plans.work(shape, p, plan, asked, hardware)] for p, plan in found.items()}
                 for outcome in compare(setting, works):
