@@ -14,6 +14,8 @@ from train.experiments.settings import Settings
 from train.experiments.training import CORPORA, MODEL, trained
 
 _TOP = 8
+_MARKED = 60
+"""Points of a line that may have marks."""
 _COLORS = {"code": ("#0072b2", "o"), "prose": ("#d55e00", "s")}
 
 
@@ -69,7 +71,8 @@ def draw(records: Sequence[Record]) -> Any:
         ratios = sorted((r.setting["layer"], r.value) for r in pick(own, metric="busiest expert / mean"))
         turnover = sorted((r.setting["step"], r.value) for r in pick(own, metric="turnover"))
         panels[2].plot(*zip(*ratios, strict=True), color=color, marker=marker, label=corpus)
-        panels[3].plot(*zip(*turnover, strict=True), color=color, marker=marker, markersize=4, label=corpus)
+        few = marker if len(turnover) <= _MARKED else ""
+        panels[3].plot(*zip(*turnover, strict=True), color=color, marker=few, markersize=4, linewidth=1, label=corpus)
     panels[2].axhline(1, color=style.INK, linewidth=1, linestyle="--", label="even")
     panels[2].set(title="(c) Load of the busiest expert / mean", xlabel="MoE layer", ylim=(0, None))
     panels[2].set_xticks(range(layers))
