@@ -168,6 +168,12 @@ def test_a_measured_machine(capsys, tmp_path):
     assert layer_ms[1] > layer_ms[0]
 
 
+def test_a_preset_is_no_file_of_its_name(capsys, tmp_path, monkeypatch):
+    (tmp_path / "h800").write_text("no measurement")
+    monkeypatch.chdir(tmp_path)
+    assert "at the rates of h800; " in run(capsys, *SMALL, "--hardware=h800")
+
+
 def test_a_toy_is_not_taken_for_a_model(capsys):
     warning = "the assumed time of planning is"
     assert warning in run(capsys, *SMALL, "--tokens=8") and warning not in run(capsys, *SMALL, "--tokens=4096")

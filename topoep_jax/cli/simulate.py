@@ -156,7 +156,7 @@ def _setting(values: flags.FlagValues, study: Study, top_k: int, *, fitted: bool
 
 def _named(hardware: str) -> str:
     """A preset's name, or a file's with what it says of itself."""
-    note = json.loads(file.read_text()).get("note") if (file := Path(hardware)).is_file() else None
+    note = None if hardware in studies.HARDWARE else json.loads(Path(hardware).read_text()).get("note")
     return f"{hardware} ({note})" if note else hardware
 
 
