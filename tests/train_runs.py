@@ -28,8 +28,10 @@ def settings(run_dir: pathlib.Path, model: str = "qwen3_tiny", **changes) -> Tra
 
 
 def text_of(folder: pathlib.Path) -> pathlib.Path:
+    """Makes the text, once: processes of one run share a folder, and none may write what another reads."""
     path = folder / "text.txt"
-    path.write_text("".join(f"{number} squared is {number * number}. " for number in range(2000)))
+    if not path.exists():
+        path.write_text("".join(f"{number} squared is {number * number}. " for number in range(2000)))
     return path
 
 

@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess_worker import run_processes
-from tests.train_runs import metrics_of, restored, settings
+from tests.train_runs import metrics_of, restored, settings, text_of
 from topoep_jax import Topology, open_trace
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
@@ -211,6 +211,7 @@ def one_step_here(folder: str) -> None:
 
 
 def test_two_processes_start_like_one_and_run_what_overflows_again(whole_run, tmp_path):
+    text_of(tmp_path)
     run_processes("tests.train_test:one_step_here", str(tmp_path))
     there, same = (json.loads((tmp_path / f"seen_{process}.json").read_text()) for process in range(2))
     assert there == same

@@ -29,12 +29,13 @@ from topoep_jax import Status, transport
 from train import report
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
-from train.data import VOCAB, batches, load_tokens
+from train.data import VOCAB, batches
 from train.mesh import is_cpu, make_topology
 from train.part import param_dtype
 from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
 from train.step import Program, build
+from train.together import load_same_tokens
 
 OnStep = Callable[[dict[str, Any]], None]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
@@ -74,7 +75,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     """
     if config.num_processes > 1:
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    tokens = load_tokens(config.data)
+    tokens = load_same_tokens(config)
     largest, vocab = int(tokens.max()), config.shapes().vocab
     if largest >= vocab:
         raise ValueError(f"the data hold token {largest}, but the model has vocab={vocab}; bytes of text need {VOCAB}")
