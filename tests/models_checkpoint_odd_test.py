@@ -112,6 +112,12 @@ def test_no_finite_value_becomes_infinite(tmp_path: Path, capsys: pytest.Capture
         assert main([*command, f"--format={kind}"]) == 2
         assert f"too large for float16: {name} has 2 such values, up to 100000" in capsys.readouterr().err
     assert [path.name for path in tmp_path.iterdir()] == ["in"], "nothing is left behind"
+    # Nor in what is loaded, of either kind of folder.
+    expected = [norm, f"too large for float16: {expert} has 2 such values, up to 100000"]
+    assert_faults(lambda: checkpoint.load(tmp_path / "in", CONFIG, place_for(CONFIG), dtype=jnp.float16), expected)
+    assert main(["convert", f"--from={tmp_path / 'in'}", f"--to={tmp_path / 'run'}", "--format=trainer"]) == 0
+    expected = [fault.replace(NORM, "norm/scale").replace(expert, "layers/moe/w") for fault in expected]
+    assert_faults(lambda: checkpoint.load(tmp_path / "run", CONFIG, place_for(CONFIG), dtype=jnp.float16), expected)
     # What is infinite stays it.
     params["norm"]["scale"] = jnp.full(32, jnp.inf)
     params["layers"]["moe"]["w"] *= 0

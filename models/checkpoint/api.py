@@ -70,7 +70,8 @@ def load(
       Nested dict of global arrays, as `nnx.to_pure_dict(nnx.state(model))` has it.
 
     Raises:
-      CheckpointError: with all that is wrong with the folder, on every process.
+      CheckpointError: with all that is wrong with the folder, or finite values would be infinite in `dtype`; on every
+        process.
       ValueError: shardings of other parameters.
     """
     path = pathlib.Path(folder)
@@ -83,13 +84,14 @@ def load(
     starts = {"dense_layers": min(first, dense), "layers": max(first - dense, 0)}
     with _everywhere(path):
         source = open_source(path, config=config, fp8=fp8)
-    return nested(
-        {
-            p.path: place(source, p, wanted[p.path], places[p.path], starts.get(p.path.split("/")[0], 0))
-            for p in source.parameters
-            if p.path in wanted
-        }
-    )
+    params = {
+        p.path: place(source, p, wanted[p.path], places[p.path], starts.get(p.path.split("/")[0], 0))
+        for p in source.parameters
+        if p.path in wanted
+    }
+    with _everywhere(path):
+        source.cast.done(path)
+    return nested(params)
 
 
 def save(

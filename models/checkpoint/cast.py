@@ -1,5 +1,8 @@
-"""Values that are written in a narrower dtype."""
+"""Values that are read or written in a narrower dtype."""
 
+import pathlib
+
+import jax.numpy as jnp
 import numpy as np
 from numpy.typing import DTypeLike
 
@@ -7,7 +10,7 @@ from models.checkpoint.faults import raise_faults
 
 
 class Cast:
-    """Casts what is written, and keeps what does not fit: float16 ends at 65504, and infinity is another value."""
+    """Casts blocks, and remembers what did not fit: float16 ends at 65504, and infinity is another value."""
 
     def __init__(self) -> None:
         self._faults: list[str] = []
@@ -16,6 +19,8 @@ class Cast:
         """The values in `dtype`, contiguous."""
         if values.dtype == dtype:
             return np.ascontiguousarray(values)
+        if jnp.finfo(dtype).max >= jnp.finfo(values.dtype).max:
+            return np.ascontiguousarray(values, dtype)
         with np.errstate(over="ignore"):
             result = np.ascontiguousarray(values, dtype)
         lost = np.isfinite(values) & ~np.isfinite(result)
@@ -25,6 +30,6 @@ class Cast:
             self._faults.append(f"too large for {kind}: {name} has {lost.sum()} such values, up to {most:.6g}")
         return result
 
-    def done(self) -> None:
+    def done(self, where: str | pathlib.Path = "values to write") -> None:
         """Raises CheckpointError with every tensor that had such values."""
-        raise_faults("values to write", self._faults)
+        raise_faults(where, self._faults)

@@ -14,6 +14,7 @@ import numpy as np
 from jax import lax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec, Sharding
 
+from models.checkpoint.cast import Cast
 from models.checkpoint.faults import raise_faults
 from models.checkpoint.parameters import Index, Parameter, flat, parameters
 from models.checkpoint.source import Source
@@ -119,6 +120,7 @@ class OnDevices:
     def __init__(self, config: Any, params: Any) -> None:
         self.config, self.parameters, self._params = config, parameters(config), flat(params)
         self.extra: dict[str, Any] = {}
+        self.cast = Cast()
         wanted = {parameter.path: parameter.shape for parameter in self.parameters}
         given = {path: tuple(leaf.shape) for path, leaf in self._params.items()}
         faults = [f"missing parameter: {path} {list(shape)}" for path, shape in wanted.items() if path not in given]
@@ -154,7 +156,7 @@ class OnDevices:
                 target = tuple(slice(*extent) for extent in region[parameter.stacked :])
                 block[target] = np.asarray(_cut(shard.data, at, parameter.stacked))
             block = block if own else _union(block)
-            yield index, block if dtype is None else block.astype(dtype, copy=False)
+            yield index, block if dtype is None else self.cast(parameter.path, block, dtype)
 
 
 def _union(block: np.ndarray) -> np.ndarray:

@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.checkpoint.cast import Cast
 from models.checkpoint.faults import raise_faults
 from models.checkpoint.folder import CONFIG, Files, config_faults, extra_of, read_config, read_files
 from models.checkpoint.parameters import Index, Parameter, ignored, parameters, tensors
@@ -35,7 +36,7 @@ class Released:
         scan = scan_folder(folder, config=config, fp8=fp8)
         raise_faults(folder, scan.faults)
         self.config, self.parameters, self.tensors = scan.config, scan.parameters, scan.files.tensors
-        self.extra = extra_of(scan.content)
+        self.extra, self.cast = extra_of(scan.content), Cast()
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """The widest dtype among its tensors; of fp8, bfloat16."""
@@ -64,7 +65,8 @@ class Released:
         for first in range(0, tensor.shape[0], step):
             last = min(first + step, tensor.shape[0])
             rows = read_rows(tensor, first, last)
-            view[first:last] = self._scaled(name, rows, first) if tensor.dtype == FP8 else rows
+            values = self._scaled(name, rows, first) if tensor.dtype == FP8 else rows
+            view[first:last] = self.cast(name, values, view.dtype)
 
     def _scaled(self, name: str, rows: np.ndarray, first: int) -> np.ndarray:
         """Rows of an fp8 weight, `first` a multiple of 128, times the scale of their blocks: f32."""

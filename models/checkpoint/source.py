@@ -5,6 +5,7 @@ from typing import Any, Protocol
 
 import numpy as np
 
+from models.checkpoint.cast import Cast
 from models.checkpoint.parameters import Index, Parameter
 
 
@@ -16,6 +17,8 @@ class Source(Protocol):
     parameters: tuple[Parameter, ...]
     extra: dict[str, Any]
     """What else a written config.json is to say, see `folder.extra_of`."""
+    cast: Cast
+    """Casts the blocks; `cast.done` raises where values did not fit the dtype asked for."""
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """What a parameter is stored as; of parts that differ, what holds them all."""

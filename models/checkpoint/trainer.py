@@ -67,7 +67,8 @@ class Trained:
         elif config is None:
             faults = [f"no {CONFIG} says which model it is: name a folder that has one (--config)"]
         raise_faults(folder, faults)
-        self.config, self.parameters, self.extra = config, parameters(config), extra_of(content)
+        self.config, self.parameters = config, parameters(config)
+        self.extra, self.cast = extra_of(content), Cast()
         self._arrays, faults = _open(arrays)
         raise_faults(folder, faults or self._faults())
 
@@ -107,7 +108,7 @@ class Trained:
                 piece = array[tuple(slice(side.start, side.stop) for side in box)].read().result()
                 for index in inside:
                     block = piece[tuple(i - begin for i, begin in zip(index, corner, strict=True))]
-                    yield index, np.array(block, dtype)
+                    yield index, np.array(block if dtype is None else self.cast(parameter.path, block, dtype))
 
 
 def _open(folder: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
