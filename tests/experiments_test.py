@@ -156,6 +156,18 @@ def test_the_report_has_no_broken_link_and_needs_no_network(tmp_path, few_planne
     assert {r["figure"] for r in json.loads((tmp_path / "records.json").read_text())["records"]} == {"D"}
 
 
+def test_two_commands_do_not_write_to_one_folder(tmp_path) -> None:
+    run("--figures=3", f"--out={tmp_path}")
+    before = (tmp_path / "records.json").read_bytes()
+    with (
+        store.sole_writer(tmp_path),
+        pytest.raises(ValueError, match=r"another command is writing to .*: wait for it, or name another"),
+    ):
+        run("--figures=D", f"--out={tmp_path}")
+    assert (tmp_path / "records.json").read_bytes() == before
+    run("--figures=3", "--resume", f"--out={tmp_path}")
+
+
 @pytest.mark.parametrize(
     ("part", "error", "said"),
     [

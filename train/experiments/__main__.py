@@ -14,7 +14,7 @@ from train.experiments import checks, report
 from train.experiments.figures import FIGURES
 from train.experiments.record import Record, to_json
 from train.experiments.settings import Settings
-from train.experiments.store import Store
+from train.experiments.store import Store, sole_writer
 from train.experiments.summary import summary
 
 MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
@@ -43,12 +43,17 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     out = Path(values.out or f"runs/experiments{'-full' * values.full}").expanduser()
     settings = Settings(values.full, values.seeds, out, values.resume)
     chosen = _chosen(values.figures)
-    out.mkdir(parents=True, exist_ok=True)
+    with sole_writer(out):
+        yield from _run(settings, chosen)
+
+
+def _run(settings: Settings, chosen: list[str]) -> Iterator[str]:
+    out = settings.folder
     failures: dict[str, str] = {}
     for number in chosen:
         store = Store(out, FIGURES[number], settings)
         yield f"figure {number:<4} {FIGURES[number].title} ... "
-        if values.resume and store.finished():
+        if settings.resume and store.finished():
             yield "kept\n"
             continue
         store.remove()
