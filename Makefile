@@ -5,7 +5,7 @@
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
-#   ARGS="--steps=300"  passed on by train, experiments, test, test-full, bench and mutants
+#   ARGS="--steps=300"  passed on by train, experiments, experiments-full, test, test-full, test-cuda, parity, bench and mutants
 #   WORKERS=2           processes among which test and test-cuda divide their tests; 1 to 3 GiB of memory each
 
 PYTHON :=
@@ -19,7 +19,7 @@ PARITY_VENV := .venv-parity
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
-CC_FILES := $(shell find xla_ffi tests/cc tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
+CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
 .PHONY: setup train experiments experiments-full test test-full test-cuda parity lint bench kernel-table mutants clean
 .DELETE_ON_ERROR:

@@ -95,7 +95,7 @@ class AttentionShapes(Protocol):
 
 
 def grouped_query(config: AttentionShapes) -> Callable[[str, str], list[Weight]]:
-    """The attention of `models.attention.Attention`, for `decoder`."""
+    """The attention of `models.attention.GroupedQueryAttention`, for `decoder`."""
 
     def table(path: str, name: str) -> list[Weight]:
         weights = projection(f"{path}/out", f"{name}.o_proj")

@@ -13,7 +13,7 @@ from train.memory_table import GB, STAGES, beside, lines, size_of, text
 
 RESULTS = pathlib.Path(__file__).parent.parent / "results/full"
 FLAGS = (
-    *("--model=glm4_tiny", "--shape=num_layers=3", "--batch_size=4", "--microbatches=2", "--seq_len=64"),
+    *("--model=glm4-tiny", "--shape=num_layers=3", "--batch_size=4", "--microbatches=2", "--seq_len=64"),
     *("--param_dtype=bfloat16", "--block_rows=32", "--remat=full"),
 )
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from tests.cases import named
+from tests.cli_runs import error, records, run
 from tests.generator import biased_demand, score
 from topoep_jax import cli
 from topoep_jax.plan import Status, reference
@@ -20,28 +21,6 @@ KEYS = [
     *("planner_ms", "dependent_steps", "status"),
 ]
 QWEN = ("plan", "--model=qwen3-30b-a3b")
-
-
-def run(capsys, *arguments):
-    """Standard output of a command that goes well."""
-    code = cli.main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    return out
-
-
-def records(capsys, *arguments):
-    return json.loads(run(capsys, *arguments, "--json"))
-
-
-def error(capsys, *arguments):
-    """The one line about a command that goes wrong."""
-    code = cli.main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("topoep: error: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def small_trace(tmp_path):

@@ -6,7 +6,8 @@ import json
 import numpy as np
 import pytest
 
-from topoep_jax import cli
+from tests.cli_runs import error, records, run
+from topoep_jax import Topology, TraceWriter
 from topoep_jax.cli import fit
 from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate.fit import SKEWS
@@ -15,28 +16,6 @@ from topoep_jax.synthetic import biased_demand
 
 QWEN = ("simulate", "--model=qwen3-30b-a3b", "--seeds=1", "--planner=topoep_paper")
 SMALL = (*QWEN, "--tokens=256", "--layers=1")
-
-
-def run(capsys, *arguments):
-    """Standard output of a command that goes well."""
-    code = cli.main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, err) == (0, "")
-    return out
-
-
-def records(capsys, *arguments):
-    return json.loads(run(capsys, *arguments, "--json"))
-
-
-def error(capsys, *arguments):
-    """The one line about a command that goes wrong."""
-    code = cli.main(arguments)
-    out, err = capsys.readouterr()
-    assert (code, out) == (2, "")
-    assert err.startswith("topoep: error: ")
-    assert err.count("\n") == 1
-    return err
 
 
 def test_one_screen(capsys):
@@ -106,6 +85,23 @@ def test_a_trace_is_its_demand(capsys, tmp_path):
     of_trace = records(capsys, *QWEN, "--layers=1", trace_of(tmp_path, omega))
     of_model = records(capsys, *SMALL, "--skew=-2")
     assert [{**record, "skew": None} for record in of_model] == of_trace
+
+
+def test_a_trace_of_a_published_model_is_one_by_any_of_its_names(capsys, tmp_path):
+    idx = np.arange(4 * 64 * 8).reshape(1, 4 * 64, 8) % 128
+    sizes = {"num_experts": 128, "num_ranks": 4, "topology": Topology.uniform(2, 2)}
+    command = ("simulate", "--hardware=h800_fitted", "--planner=topoep_paper")
+    for name in ("qwen3-30b-a3b", "Qwen3-30B-A3B", "qwen3-30b-a3b-paper"):
+        with TraceWriter(tmp_path / f"{name}.npz", **sizes, model=name, hidden=2048, ffn=768) as writer:
+            writer.append(idx)
+        out = run(capsys, *command, f"--trace={tmp_path / name}.npz")
+        assert out.startswith("qwen3-30b-a3b, ")
+        other = error(capsys, *command, f"--trace={tmp_path / name}.npz", "--model=glm-4.5-air")
+        assert f"--model=glm-4.5-air, but {tmp_path / name}.npz has model={name}" in other
+    # One of this name with other sizes is no longer it.
+    with TraceWriter(tmp_path / "own.npz", **sizes, model="qwen3-30b-a3b", hidden=1024, ffn=768) as writer:
+        writer.append(idx)
+    assert "the rest of it is unknown" in error(capsys, *command, f"--trace={tmp_path / 'own.npz'}")
 
 
 def test_every_sample_of_a_trace_counts(capsys, tmp_path):
@@ -234,6 +230,7 @@ def test_fit(capsys, monkeypatch):
         ((*QWEN, "--hardware=h800_fitted", "--chunks=1"), "--chunks=1 is of this library's layer"),
         ((*QWEN, "--hardware=h800_fitted", "--tokens=64"), "for --tokens=4096 alone"),
         (("simulate", "--model=e640", "--hardware=h800_fitted"), "the paper has no step of e640"),
+        ((*SMALL, "--hardware=h800_fitted", "--inter_gbps=400"), "--inter_gbps=400 is of this library's layer, not of"),
         (("simulate", "--fit", "--perfetto=a.json", "--model=zzz"), "--model, --perfetto does nothing with --fit"),
         (("simulate", "--fit", "--skew=-4"), "--skew does nothing with --fit"),
     ],

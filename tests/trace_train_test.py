@@ -36,7 +36,7 @@ def one_program():
 
 @pytest.fixture(scope="module")
 def run_dir(tmp_path_factory):
-    config = settings(tmp_path_factory.mktemp("whole") / "run", "glm4_tiny", **RECORDED)
+    config = settings(tmp_path_factory.mktemp("whole") / "run", "glm4-tiny", **RECORDED)
     pretrain.train(config)
     return pathlib.Path(config.run_dir)
 
@@ -49,7 +49,7 @@ def test_the_trace_is_what_the_metrics_counted(run_dir):
         assert trace.steps == tuple(step for step in (1, 2, 3, 4) for _ in range(4))
         info = trace.info
         assert (info.num_experts, info.num_ranks, info.topology) == (8, 4, Topology.uniform(2, 2))
-        assert (info.layers, info.model, info.hidden, info.ffn) == ((1, 2), "glm4_tiny", 16, 8)
+        assert (info.layers, info.model, info.hidden, info.ffn) == ((1, 2), "glm4-tiny", 16, 8)
         omega = np.stack([trace.omega(index) for index in range(16)]).reshape(4, 4, 2, 4, 8)
         assert [line["expert_load"] for line in lines] == omega.sum(axis=(1, 3)).tolist()
         # Without replicas, the busiest rank of any group and microbatch; the log has means over the layers.
@@ -60,14 +60,14 @@ def test_the_trace_is_what_the_metrics_counted(run_dir):
 
 @pytest.mark.full
 def test_every_second_step(tmp_path):
-    pretrain.train(settings(tmp_path / "run", "glm4_tiny", **{**RECORDED, "record_routing": 2}))
+    pretrain.train(settings(tmp_path / "run", "glm4-tiny", **{**RECORDED, "record_routing": 2}))
     with open_trace(tmp_path / "run" / "routing.npz") as trace:
         assert sorted(set(trace.steps)) == [2, 4]
 
 
 @pytest.mark.full
 def test_nothing_is_returned_that_nobody_asked_for(tmp_path):
-    config = settings(tmp_path / "run", "glm4_tiny", **{**RECORDED, "record_routing": 0})
+    config = settings(tmp_path / "run", "glm4-tiny", **{**RECORDED, "record_routing": 0})
     program = build(config)
     shape = jax.ShapeDtypeStruct((2, 8, config.seq_len + 1), np.int32)
     assert jax.eval_shape(program.step, program.abstract, shape)[1].expert_idx is None

@@ -110,7 +110,7 @@ def test_batches_are_a_pure_function_of_seed_and_step():
         ({"batch_size": 9}, "--batch_size=9 is not a multiple of --ep=8"),
         ({"domains": 3}, "--ep=8 is not a multiple of --domains=3"),
         ({"dtype": "float16"}, "--dtype=float16 is unknown: take one of bfloat16, float32"),
-        ({"model": "huge"}, "--model=huge is unknown: take one of qwen3_tiny"),
+        ({"model": "huge"}, "--model=huge is unknown: take one of qwen3-tiny"),
         ({"overflow": "drop"}, "--overflow=drop is unknown: take one of loop, flag"),
         ({"cap_factor": 0.0}, "--cap_factor=0.0 must be a finite positive number"),
         ({"num_processes": 2}, "--num_processes=2 needs --coordinator"),

@@ -50,11 +50,11 @@ def assert_same_state(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -
 
 
 @pytest.mark.parametrize(
-    "model", [pytest.param(model, marks=[] if model == "glm4_tiny" else pytest.mark.full) for model in SHAPES]
+    "model", [pytest.param(model, marks=[] if model == "glm4-tiny" else pytest.mark.full) for model in SHAPES]
 )
 def test_layouts_are_equal(model, tmp_path):
     # Qwen3's balance loss is over a microbatch, and so depends on how many there are.
-    same = {"shape": f"{SHAPES[model]},num_layers=3", "balance_loss": model != "qwen3_tiny", **SETTINGS}
+    same = {"shape": f"{SHAPES[model]},num_layers=3", "balance_loss": model != "qwen3-tiny", **SETTINGS}
     config = settings(tmp_path / "run", model, ep=4, microbatches=MICROBATCHES, **same)
     spread_config = settings(tmp_path / "run", model, planner="none", dp=2, ep=2, fsdp=True, **same)
     whole, spread, pipeline = build(config), build(spread_config), Pipeline(config, np.asarray(jax.devices()[:8]), 2)
@@ -79,7 +79,7 @@ def test_layouts_are_equal(model, tmp_path):
     assert [int(state.step) for state in states] == [STEPS, STEPS]
     table = spread_state.params["embedding"]["table"]
     assert table.sharding.shard_shape(table.shape) == (257, 16 // 4), "fsdp"
-    if model == "glm4_tiny":
+    if model == "glm4-tiny":
         bias = np.asarray(state.params["layers"]["moe"]["correction_bias"])
         moves = sum(np.sign(load.mean(axis=1, keepdims=True) - load) for load in loads)
         np.testing.assert_allclose(bias, BIAS_RATE * moves, rtol=1e-5)

@@ -47,7 +47,7 @@ def narrow_run(tmp_path_factory) -> TrainConfig:
     """Without replicas, to compile quickly."""
     config = settings(
         tmp_path_factory.mktemp("narrow") / "run",
-        "deepseek_v2_tiny",
+        "deepseek-v2-tiny",
         dtype="bfloat16",
         param_dtype="bfloat16",
         balance_loss=True,
@@ -151,12 +151,12 @@ def test_a_run_takes_the_model_of_its_weights(narrow_run, tmp_path):
     config.save(tmp_path / "run/config.json")
     (tmp_path / "weights").rename(tmp_path / "moved")
     assert parse("--resume", run_dir) == dataclasses.replace(config, resume=True)
-    assert parse("--resume", run_dir, "--model=glm4_tiny").shapes() == TrainConfig(model="glm4_tiny").shapes()
+    assert parse("--resume", run_dir, "--model=glm4-tiny").shapes() == TrainConfig(model="glm4-tiny").shapes()
     (tmp_path / "moved").rename(tmp_path / "weights")
     new = f"--run_dir={tmp_path / 'new'}"
     for given, message in (
-        ([weights, "--model=glm4_tiny"], "wrong model type: DeepSeekV2Config, not GLM4MoEConfig. Leave both away"),
-        ([weights, "--model=deepseek_v2_tiny"], "other config: hidden is 16, not 128.*Leave both away to take the"),
+        ([weights, "--model=glm4-tiny"], "wrong model type: DeepSeekV2Config, not GLM4MoEConfig. Leave both away"),
+        ([weights, "--model=deepseek-v2-tiny"], "other config: hidden is 16, not 128.*Leave both away to take the"),
         ([weights, "--shape=ffn=4"], "other config: ffn is 8, not 4. Leave both away"),
         ([f"--init_from={tmp_path}"], "has no config.json that says its model: name it with --model"),
         ([weights, "--resume", run_dir], "starts a new run: leave --resume away"),

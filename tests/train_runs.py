@@ -12,14 +12,14 @@ _SHAPE = "hidden=16,num_heads=2,ffn=8,top_k=2"
 _GROUPED_QUERY = f"{_SHAPE},num_kv_heads=1,head_dim=8"
 _FIRST_DENSE = "num_layers=3,num_experts=8,dense_ffn=16,shared_ffn=8"
 SHAPES = {
-    "qwen3_tiny": f"{_GROUPED_QUERY},num_layers=2,num_experts=16",
-    "glm4_tiny": f"{_GROUPED_QUERY},{_FIRST_DENSE},rotary_dim=4",
-    "deepseek_v2_tiny": f"{_SHAPE},{_FIRST_DENSE},q_lora=8,kv_lora=8,nope_dim=8,rope_dim=4,v_dim=8",
+    "qwen3-tiny": f"{_GROUPED_QUERY},num_layers=2,num_experts=16",
+    "glm4-tiny": f"{_GROUPED_QUERY},{_FIRST_DENSE},rotary_dim=4",
+    "deepseek-v2-tiny": f"{_SHAPE},{_FIRST_DENSE},q_lora=8,kv_lora=8,nope_dim=8,rope_dim=4,v_dim=8",
 }
 TINY = {"dtype": "float32", "steps": 4, "save_every": 2, "warmup": 1, "seq_len": 16, "block_rows": 8, "domains": 2}
 
 
-def settings(run_dir: pathlib.Path, model: str = "qwen3_tiny", **changes) -> TrainConfig:
+def settings(run_dir: pathlib.Path, model: str = "qwen3-tiny", **changes) -> TrainConfig:
     """Settings of a short run of `model` on text that lies beside `run_dir`."""
     data = (str(text_of(run_dir.parent)),)
     return TrainConfig(

@@ -97,7 +97,7 @@ def test_recorded_routing_is_what_the_metrics_counted(whole_run):
         info = trace.info
         assert trace.steps == (1, 2, 3, 4)
         assert (info.num_experts, info.num_ranks, info.topology) == (16, 8, Topology.uniform(2, 4))
-        assert (info.layers, info.model, info.hidden, info.ffn) == ((0, 1), "qwen3_tiny", 16, 8)
+        assert (info.layers, info.model, info.hidden, info.ffn) == ((0, 1), "qwen3-tiny", 16, 8)
         omega = np.stack([trace.omega(index) for index in range(4)])
     assert [line["expert_load"] for line in lines] == omega.sum(axis=2).tolist()
     load = omega.sum(axis=2).reshape(4, 2, 8, 2).sum(axis=3)

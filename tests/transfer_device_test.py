@@ -24,11 +24,11 @@ GROUP = Group("ep", 7, "device", TOPOLOGY, group_sizes([LayerSizes(2, 3, 96, "st
 def transfers(mains, slot_expert):
     """A pull and what a backward pass does: pull again, then push."""
     first = vary_like(jnp.zeros(1, jnp.int32), mains)
-    slots, epoch = device_pull(mains, slot_expert, first, GROUP, COST)
-    again, epoch = device_pull(mains, slot_expert, epoch, GROUP, COST)
+    slots, turn = device_pull(mains, slot_expert, first, GROUP, COST)
+    again, turn = device_pull(mains, slot_expert, turn, GROUP, COST)
     grads = (slots + again).astype(jnp.float32)
-    sums, epoch, _ = device_push(grads, mains.astype(jnp.float32), slot_expert, epoch, mains, GROUP)
-    return sums, epoch
+    sums, turn, _ = device_push(grads, mains.astype(jnp.float32), slot_expert, turn, mains, GROUP)
+    return sums, turn
 
 
 def lowered(check_vma: bool) -> str:
@@ -61,7 +61,7 @@ def test_calls_of_a_cuda_program(check_vma):
     assert "output_tuple_indices = [1], operand_index = 3" in pushes[0]
     assert "output_tuple_indices = [2], operand_index = 4" in pushes[0]
     assert "domain_of_rank = dense<[0, 0, 1, 1]> : tensor<4xi32>" in pushes[0]
-    # Each call takes the epoch of the one before.
+    # Each call takes the turn of the one before.
     operands, results = [], []
     for call in (*pulls, *pushes):
         result, arguments = re.search(r"(%\w+):[23] = .*?@topoep_\w+\(([^)]*)\)", call).groups()
@@ -72,34 +72,34 @@ def test_calls_of_a_cuda_program(check_vma):
 
 MAINS = jnp.zeros((2, 8), jnp.float32)
 PLAN = jnp.full((4, 3), -1, jnp.int32)
-EPOCH = jnp.zeros(1, jnp.int32)
+TURN = jnp.zeros(1, jnp.int32)
 
 
 @pytest.mark.parametrize(
     ("call", "message"),
     [
-        (lambda: device_pull(MAINS, PLAN[:2], EPOCH, GROUP, COST), r"must be \[Em, D\] and \[R, N\] with R=4"),
-        (lambda: device_pull(MAINS, PLAN[:, :0], EPOCH, GROUP, COST), "at least one slot"),
+        (lambda: device_pull(MAINS, PLAN[:2], TURN, GROUP, COST), r"must be \[Em, D\] and \[R, N\] with R=4"),
+        (lambda: device_pull(MAINS, PLAN[:, :0], TURN, GROUP, COST), "at least one slot"),
         (
-            lambda: device_pull(jnp.zeros((2, 40), jnp.float32), PLAN, EPOCH, GROUP, COST),
+            lambda: device_pull(jnp.zeros((2, 40), jnp.float32), PLAN, TURN, GROUP, COST),
             r"192 bytes for mains, .* float32\[2, 40\], 3 slots and pulls='striped' needs 320: .* with dtype=float32",
         ),
         (
-            lambda: device_pull(MAINS, PLAN, EPOCH[0], GROUP, COST),
+            lambda: device_pull(MAINS, PLAN, TURN[0], GROUP, COST),
             r"expected int32 \(1,\)",
         ),
         (
-            lambda: device_pull(MAINS, PLAN.astype(jnp.float32), EPOCH, GROUP, COST),
+            lambda: device_pull(MAINS, PLAN.astype(jnp.float32), TURN, GROUP, COST),
             "slot_expert is float32, expected the int32 array of a plan",
         ),
-        (lambda: device_push(MAINS, MAINS, PLAN.astype(jnp.int16), EPOCH, MAINS, GROUP), "slot_expert is int16"),
-        (lambda: device_push(MAINS, MAINS, PLAN, EPOCH, MAINS, GROUP), r"slot_grads have shape \(2, 8\)"),
+        (lambda: device_push(MAINS, MAINS, PLAN.astype(jnp.int16), TURN, MAINS, GROUP), "slot_expert is int16"),
+        (lambda: device_push(MAINS, MAINS, PLAN, TURN, MAINS, GROUP), r"slot_grads have shape \(2, 8\)"),
         (
-            lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, EPOCH, MAINS, GROUP),
+            lambda: device_push(jnp.zeros((3, 8), jnp.bfloat16), MAINS, PLAN, TURN, MAINS, GROUP),
             "added in float32, not in bfloat16",
         ),
         (
-            lambda: device_pull(MAINS, PLAN, EPOCH, Group("ep", 0, "xla", GROUP.topology, None, ("no NCCL",)), COST),
+            lambda: device_pull(MAINS, PLAN, TURN, Group("ep", 0, "xla", GROUP.topology, None, ("no NCCL",)), COST),
             r"has no kernels \(no NCCL\): use transfer.pull",
         ),
     ],

@@ -2,7 +2,7 @@
 # Checks on one GPU what no CPU can tell; tools/gpu_check/__main__.py says what and how.
 #
 #   tools/gpu_check.sh [--budget-minutes 12] [--dry-run]
-#   PYTHON=python3.12 tools/gpu_check.sh    names the interpreter, which needs JAX 0.11 or newer and its CUDA 13 plugin
+#   PYTHON=python3.12 tools/gpu_check.sh    names the interpreter, which needs JAX 0.12 and its CUDA 13 plugin
 set -euo pipefail
 cd "$(dirname "$0")/.."
 

@@ -48,3 +48,20 @@ SHAPES: dict[str, Shape] = {
     "r128": Shape(2048, 768, 640, 8, Topology.uniform(16, 8)),
 }
 """Three published models, and Qwen3's experts in two synthetic layers that are wider than any of them."""
+
+
+def recorded_name(name: str | None, num_experts: int, hidden: int | None, ffn: int | None) -> str | None:
+    """What to call the model that a trace was recorded from: the key of `SHAPES` if it is one of these.
+
+    Args:
+      name: as recorded: that of the release, of its folder, or of the trainer, in which "-paper" has fewer layers.
+      num_experts: E.
+      hidden: H, if the trace has it.
+      ffn: I, if the trace has it.
+    """
+    key = (name or "").lower().removesuffix("-paper")
+    if key not in SHAPES:
+        return name
+    shape = SHAPES[key]
+    same = num_experts == shape.num_experts and hidden in (None, shape.hidden) and ffn in (None, shape.ffn)
+    return key if same else f"{name} with other sizes"

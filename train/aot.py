@@ -1,9 +1,9 @@
 """The training step as a program of `python -m topoep_jax.aot`: what a run needs, before there are GPUs.
 
-python -m topoep_jax.aot --topology=1x4x8 --program=train.aot:step --program_args="--model=qwen3_30b_a3b --batch_size=32
+python -m topoep_jax.aot --topology=1x4x8 --program=train.aot:step --program_args="--model=qwen3-30b-a3b --batch_size=32
 --seq_len=4096 --block_rows=128 --chunks=2 --remat=full"
 python -m topoep_jax.aot --topology=1x2x8 --program=train.aot:stage --program_args="backward 0/2
---model=deepseek_v2_paper --batch_size=16
+--model=deepseek-v2-paper --batch_size=16
 --seq_len=4096 --block_rows=128 --chunks=2 --remat=full"
 """
 

@@ -2,15 +2,14 @@
 
 import pathlib
 from types import TracebackType
-from typing import Any
 
 import jax
 import orbax.checkpoint as ocp
 
+from models.checkpoint.parameters import flat
+from models.checkpoint.trainer import MASTERS
 from train.state import TrainState
 from train.step import Program
-
-_MASTERS = "opt_state/masters/"
 
 
 class CheckpointError(ValueError):
@@ -40,7 +39,7 @@ class Checkpoints:
         """Writes the state under its own step, unless that is there already."""
         step = int(state.step)
         if step not in self._manager.all_steps():
-            self._manager.save(step, args=ocp.args.StandardSave(_named(state)))
+            self._manager.save(step, args=ocp.args.StandardSave(flat(state)))
 
     def latest(self) -> int | None:
         """The step of the newest checkpoint, None if there is none."""
@@ -61,14 +60,14 @@ class Checkpoints:
             program.abstract,
             program.shardings,
         )
-        named = _named(wanted)
+        named = flat(wanted)
         self._check(step, named)
         restored = self._manager.restore(step, args=ocp.args.StandardRestore(named))
         return jax.tree.unflatten(jax.tree.structure(wanted), [restored[name] for name in named])
 
     def _check(self, step: int, wanted: dict[str, jax.ShapeDtypeStruct]) -> None:
         saved = self._manager.item_metadata(step).tree
-        narrow, now = (any(name.startswith(_MASTERS) for name in names) for names in (saved, wanted))
+        narrow, now = (any(name.startswith(MASTERS) for name in names) for names in (saved, wanted))
         faults, resume = [], "--model and --shape of that run"
         if narrow != now:
             # Nothing in the optimizer's state has its name then.
@@ -89,9 +88,3 @@ class Checkpoints:
                 f"checkpoint {self._folder / str(step)} is of another shape: {'; '.join(faults[:3])}{more}."
                 f" Resume with the {resume}, or start anew in another --run_dir"
             )
-
-
-def _named(state: Any) -> dict[str, Any]:
-    """The leaves under their paths, as in "params/layers/moe/w", in the order of `jax.tree.leaves`."""
-    leaves = jax.tree_util.tree_leaves_with_path(state)
-    return {jax.tree_util.keystr(path, simple=True, separator="/"): leaf for path, leaf in leaves}

@@ -6,32 +6,34 @@ import math
 import os
 import pathlib
 from collections.abc import Callable
-from typing import Any
+from typing import Any, get_args
 
 from absl import flags
 
 from models import MODEL_TYPES, DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
 from models.checkpoint import read_config
 from models.checkpoint.folder import config_faults, config_file
+from models.decoder import Remat
+from topoep_jax.config import Transport
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
 
-TRANSPORTS = ("xla", "device")
+TRANSPORTS = get_args(Transport)
 OVERFLOWS = ("", "loop", "flag")
-REMATS = ("none", "full", "dots")
+REMATS = get_args(Remat)
 FLOATS = ("bfloat16", "float32")
 ModelConfig = Qwen3MoEConfig | GLM4MoEConfig | DeepSeekV2Config
 MODELS: dict[str, Callable[[], ModelConfig]] = {
-    "qwen3_tiny": Qwen3MoEConfig.tiny,
-    "glm4_tiny": GLM4MoEConfig.tiny,
-    "deepseek_v2_tiny": DeepSeekV2Config.tiny,
-    "qwen3_30b_a3b": Qwen3MoEConfig.qwen3_30b_a3b,
-    "glm_4_5_air": GLM4MoEConfig.glm_4_5_air,
-    "deepseek_v2": DeepSeekV2Config.deepseek_v2,
-    "qwen3_30b_a3b_paper": Qwen3MoEConfig.paper,
-    "glm_4_5_air_paper": GLM4MoEConfig.paper,
-    "deepseek_v2_paper": DeepSeekV2Config.paper,
+    "qwen3-tiny": Qwen3MoEConfig.tiny,
+    "glm4-tiny": GLM4MoEConfig.tiny,
+    "deepseek-v2-tiny": DeepSeekV2Config.tiny,
+    "qwen3-30b-a3b": Qwen3MoEConfig.qwen3_30b_a3b,
+    "glm-4.5-air": GLM4MoEConfig.glm_4_5_air,
+    "deepseek-v2": DeepSeekV2Config.deepseek_v2,
+    "qwen3-30b-a3b-paper": Qwen3MoEConfig.paper,
+    "glm-4.5-air-paper": GLM4MoEConfig.paper,
+    "deepseek-v2-paper": DeepSeekV2Config.paper,
 }
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
@@ -44,7 +46,10 @@ def _setting(default: Any, meaning: str) -> Any:
 class TrainConfig:
     """Everything that decides a run. Each field but `of_weights` is a flag of the same name; `config.json` keeps it."""
 
-    data: tuple[str, ...] = _setting((), "globs of .txt and .jsonl files (field 'text'); default: Python's own library")
+    data: tuple[str, ...] = _setting(
+        (),
+        "globs of .txt and .jsonl files (field 'text'), or of .npy vectors of token ids; default: Python's own library",
+    )
     steps: int = _setting(150, "optimizer steps of the whole run")
     run_dir: str = _setting("", "folder of the run; default: the next free runs/NNNN (the last one with --resume)")
     resume: bool = _setting(
@@ -57,7 +62,7 @@ class TrainConfig:
     seed: int = _setting(0, "seed of parameters and of the order of the data")
 
     model: str = _setting(
-        "qwen3_tiny",
+        "qwen3-tiny",
         f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB; default: that of"
         " --init_from, if there is one",
     )

@@ -17,7 +17,7 @@ def cross_entropy(logits: jax.Array, labels: jax.Array) -> jax.Array:
 def balance_loss(shapes: ModelConfig, routed: Routed) -> jax.Array:
     """Sum over the layers of the auxiliary losses of one microbatch, each times its coefficient.
 
-    Qwen3: over the batch, 0.001 times its eight experts per token, as Hugging Face's `router_aux_loss_coef` counts.
+    Qwen3: over the batch, 0.001 times its experts per token, as Hugging Face's `router_aux_loss_coef` counts.
     GLM-4.5: over each sequence, 1e-4 (arXiv 2508.06471), beside the rule that moves the selection bias. DeepSeek-V2:
     of experts, devices and communication, 0.003, 0.05 and 0.02 (arXiv 2405.04434, section 3.1.2).
 

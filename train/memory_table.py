@@ -27,7 +27,7 @@ SEQ_LEN = 4096
 MICROBATCHES = 4
 """Of one sequence per rank each."""
 NODES, GPUS = 4, 8
-STAGES = {"qwen3_30b_a3b_paper": 1, "glm_4_5_air_paper": 2, "deepseek_v2_paper": 2}
+STAGES = {"qwen3-30b-a3b-paper": 1, "glm-4.5-air-paper": 2, "deepseek-v2-paper": 2}
 """Of the pipeline; the GPUs of one share the experts."""
 GB = 10**9
 
@@ -70,8 +70,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     target = TARGETS[values.gpu]
     found: list[Line] = []
     if not values.json:
-        yield "| model | layout | program | arguments | temporaries | new results | beside | GB per GPU |\n"
-        yield "| - | - | - | -: | -: | -: | -: | -: |\n"
+        yield "| model | layout | program | arguments | temporaries | beside | GB per GPU |\n"
+        yield "| --- | --- | --- | --: | --: | --: | --: |\n"
     for model in values.model:
         for line in lines(model, target):
             found.append(line)
@@ -88,8 +88,8 @@ def run(values: flags.FlagValues) -> Iterator[str]:
 
 
 def text(line: Line) -> str:
-    """The line as one of a Markdown table, in GB."""
-    sizes = (line.arguments, line.temp, line.outputs - line.aliases, line.beside, line.total)
+    """The line as one of a Markdown table, in GB; results in memory of their own count as temporaries."""
+    sizes = (line.arguments, line.temp + line.outputs - line.aliases, line.beside, line.total)
     return f"| {line.model} | {line.layout} | {line.program} | {' | '.join(f'{s / GB:.1f}' for s in sizes)} |\n"
 
 

@@ -21,7 +21,7 @@ from models.checkpoint.parameters import Index, Parameter, parameters
 
 ITEM = "default"  # What Orbax's CheckpointManager calls the only item of a step.
 _PREFIX = "params/"
-_MASTERS = "opt_state/masters/"
+MASTERS = "opt_state/masters/"
 """Where parameters are rounded, what they are rounded from: all of the trained ones, in f32."""
 _METADATA = "_METADATA"
 _FLOATS = ("float32", "bfloat16", "float16")
@@ -125,7 +125,7 @@ def _open(folder: pathlib.Path) -> tuple[dict[str, Any], list[str]]:
         return {}, [f"unreadable {_METADATA}: {error}"]
     context = tensorstore.Context({"cache_pool": {"total_bytes_limit": 0}})
     arrays, faults = {}, []
-    wanted = {key.removeprefix(prefix): key for prefix in (_PREFIX, _MASTERS) for key in keys if key.startswith(prefix)}
+    wanted = {key.removeprefix(prefix): key for prefix in (_PREFIX, MASTERS) for key in keys if key.startswith(prefix)}
     for path, key in wanted.items():
         spec = {"driver": driver, "kvstore": _store(folder, key)}
         try:

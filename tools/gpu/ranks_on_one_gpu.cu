@@ -129,9 +129,9 @@ class Rank {
         slot_expert_(s.ranks * s.slots),
         mains_(int64_t{s.mains} * s.elements),
         slots_(int64_t{s.slots} * s.elements),
-        epoch_(1) {
+        turn_(1) {
     Check(cudaStreamCreateWithFlags(&stream_, cudaStreamNonBlocking), "making a stream");
-    Check(cudaMemsetAsync(epoch_.data(), 0, sizeof(int32_t), stream_), "clearing the epoch");
+    Check(cudaMemsetAsync(turn_.data(), 0, sizeof(int32_t), stream_), "clearing the turn");
     prices_.expert_bytes = layer_.expert_bytes;
     prices_.inter_fs_per_byte = 20000;
     prices_.intra_fs_per_byte = 5000;
@@ -143,7 +143,7 @@ class Rank {
     const std::vector<float> untouched(At(s_.slots), kUntouched);
     slots_.Write(untouched.data(), stream_);
     Launch("pull", LaunchPull(group_, layer_, prices_, slot_expert_.data(), mains_.data(), slots_.data(),
-                              {epoch_.data(), epoch_.data()}, stream_));
+                              {turn_.data(), turn_.data()}, stream_));
   }
 
   void CheckSlots(const Epoch& epoch) {
@@ -162,7 +162,7 @@ class Rank {
     slots_.Write(&epoch.slot_grads[At(rank_ * s_.slots)], stream_);
     mains_.Write(&epoch.main_grads[At(rank_ * s_.mains)], stream_);
     Launch("push", LaunchPush(group_, layer_, slot_expert_.data(), slots_.data(), mains_.data(),
-                              {epoch_.data(), epoch_.data()}, stream_));
+                              {turn_.data(), turn_.data()}, stream_));
     std::vector<float> sums(At(s_.mains));
     mains_.Read(sums.data(), stream_);
     for (int64_t i = 0; i < At(s_.mains); ++i) {
@@ -203,7 +203,7 @@ class Rank {
   DeviceArray<int32_t> slot_expert_;
   DeviceArray<float> mains_;  // parameters, then their gradients
   DeviceArray<float> slots_;
-  DeviceArray<int32_t> epoch_;
+  DeviceArray<int32_t> turn_;
 };
 
 void OnEachRank(const Settings& s, const std::function<void(int32_t)>& work) {

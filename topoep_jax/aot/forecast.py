@@ -82,7 +82,7 @@ def buffer_ps(collective: Collective, num_ranks: int, num_domains: int, hardware
 
 
 def gemm_ps(gemm: Gemm, load: Load, pieces: int = 1) -> int:
-    """Predicted picoseconds of an expert GEMM on the busiest rank; `pieces` as in `experts.wgrad`."""
+    """Predicted picoseconds of an expert GEMM on the busiest rank; of a weight gradient, one of its `pieces`."""
     flops = _wgrad_flops(gemm, load) // pieces if gemm.kind == "wgrad" else _gmm_flops(gemm, load)
     return flops * gemm.turns * 1000 // load.config.hardware.gflops
 

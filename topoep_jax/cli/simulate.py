@@ -22,7 +22,10 @@ from topoep_jax.simulate.published import LAYERS
 
 FITTED = "h800_fitted"
 _SEEDS = 5
-_OF_THE_LAYER = ("microbatches", "optimizer_ms", "chunks", "residuals", "launch_us", "plan_us", "pulls")
+_OF_THE_LAYER = (
+    *("microbatches", "optimizer_ms", "chunks", "residuals", "launch_us", "plan_us", "pulls"),
+    *("inter_gbps", "intra_gbps"),
+)
 
 
 def define() -> flags.FlagValues:

@@ -15,7 +15,7 @@ from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, CostModel, Hardware
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.topoep import EFFORTS
-from topoep_jax.shapes import SHAPES, Shape
+from topoep_jax.shapes import SHAPES, Shape, recorded_name
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
 from topoep_jax.topology import Topology
 from topoep_jax.traces import Trace, TraceInfo, open_trace
@@ -208,7 +208,8 @@ def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
     if max(totals) > MAX_ROWS:
         raise ValueError(f"--trace={values.trace} has a sample of {max(totals)} rows, not below 2^31: split it")
     topology = _topology_of_trace(values, info, shape)
-    if info.model in SHAPES and values.model not in (None, info.model):
+    recorded_as = recorded_name(info.model, info.num_experts, info.hidden, info.ffn)
+    if recorded_as in SHAPES and values.model not in (None, recorded_as):
         raise ValueError(f"--model={values.model}, but {values.trace} has model={info.model}")
     hidden = _size(values, "hidden", {info.hidden} - {None}, shape)
     ffn = _size(values, "ffn", {info.ffn} - {None}, shape)
@@ -228,7 +229,7 @@ def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
         samples = [f"{sample} ({place})" for sample, place in zip(samples, places, strict=True)]
     workload = f"{sum(totals) / len(totals) / info.num_ranks:,.0f} rows per rank, from {file.name}"
     workload += f", cut off after {plural(len(steps), 'microbatch', 'microbatches')}" * cut_off
-    name = values.model or info.model or file.name
+    name = values.model or recorded_as or file.name
     study = _study(values, name, workload, traced, samples, draw, top_k)
     return dataclasses.replace(study, layers_of_trace=len(info.layers) if recorded else None)
 

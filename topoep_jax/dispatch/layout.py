@@ -62,9 +62,9 @@ class Window(NamedTuple):
     block_instance: jax.Array
     """int32 [n / block_rows]: instance of each block, J where the block is idle."""
     first_block: jax.Array
-    """int32 [J]: first block of each instance inside the window."""
+    """int32 [instances of the window]: first block of each."""
     num_blocks: jax.Array
-    """int32 [J]: blocks of each instance inside the window."""
+    """int32 [instances of the window]: blocks of each."""
 
 
 def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:

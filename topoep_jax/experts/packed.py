@@ -58,9 +58,9 @@ class Work(NamedTuple):
     block_instance: jax.Array
     """int32 [n / block_rows]: instance of each block."""
     first_block: jax.Array
-    """int32 [J]: first block of each instance."""
+    """int32 [instances of the window]: first block of each."""
     num_blocks: jax.Array
-    """int32 [J]: its blocks."""
+    """int32 [instances of the window]: its blocks."""
 
     @classmethod
     def of(cls, job: WeightGrad) -> "Work":

@@ -15,9 +15,6 @@ from topoep_jax.plan.dedup import deduplicated_rows
 from topoep_jax.plan.hardware import NOMINAL_SPEED, checked_speeds, is_integer, set_integers
 from topoep_jax.plan.hardware import Hardware as Hardware
 from topoep_jax.plan.links import Reduce, busiest_direction, everything, moved_ps
-from topoep_jax.plan.links import Traffic as Traffic
-from topoep_jax.plan.links import link_ps as link_ps
-from topoep_jax.plan.links import traffic as traffic
 from topoep_jax.topology import Topology
 
 MAX_ROWS = 2**31 - 1

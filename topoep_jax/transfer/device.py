@@ -1,7 +1,7 @@
 """Replica transfer by our own kernels: `pull` and `push` of `transfer.api` as two FFI calls on CUDA.
 
 The kernels wait for each other across ranks, so all ranks must run a program's calls in one order, whatever XLA's
-scheduler does. Data dependencies see to that: `epoch`, an int32 [1] of any value, comes from what must be over before
+scheduler does. Data dependencies see to that: `turn`, an int32 [1] of any value, comes from what must be over before
 the call, and `carried` goes on to what must wait for it. (Optimization barriers would not do: not every XLA keeps them
 until it schedules.) So the calls need no side effect of their own, which `jax.checkpoint` refuses on jax 0.10. The
 protocol's own counters are the group's. Operands and attributes are described in xla_ffi/transfer/transfer_cuda.h.
@@ -18,19 +18,19 @@ from topoep_jax.transport import Group, LayerSizes, group_sizes
 
 
 def device_pull(
-    mains: jax.Array, slot_expert: jax.Array, epoch: jax.Array, group: Group, cost: CostModel
+    mains: jax.Array, slot_expert: jax.Array, turn: jax.Array, group: Group, cost: CostModel
 ) -> tuple[jax.Array, jax.Array]:
     """Copies the packed parameters of replicated experts from their main ranks into this rank's slots.
 
     Args:
       mains: [Em, D] this rank's experts.
       slot_expert: int32 [R, N] of the plan, -1 where empty.
-      epoch: int32 [1] of any value, from the call before this one.
+      turn: int32 [1] of any value, from the call before this one.
       group: of `transport.init`, of kind "device".
       cost: the layer's; `cost.pulls` and its rates say by which schedule.
 
     Returns:
-      ([N, D], epoch). Rows of empty slots hold anything: no instance reads them.
+      ([N, D], turn). Rows of empty slots hold anything: no instance reads them.
 
     Raises:
       ValueError: shapes that do not fit each other or the group, or a group without kernels.
@@ -38,11 +38,11 @@ def device_pull(
     _check(mains, slot_expert, group)
     _check_windows(mains, slot_expert.shape[1], group, cost.pulls)
     slots = jax.ShapeDtypeStruct((slot_expert.shape[1], mains.shape[1]), mains.dtype)
-    call = jax.ffi.ffi_call("topoep_pull", (slots, _epoch_like(epoch)), input_output_aliases={2: 1})
+    call = jax.ffi.ffi_call("topoep_pull", (slots, _turn_like(turn)), input_output_aliases={2: 1})
     results = call(
         mains,
         slot_expert,
-        epoch,
+        turn,
         group=group.ident,
         **_topology(group),
         pulls=PULL_IDS[cost.pulls],
@@ -57,7 +57,7 @@ def device_push(
     slot_grads: jax.Array,
     main_grads: jax.Array,
     slot_expert: jax.Array,
-    epoch: jax.Array,
+    turn: jax.Array,
     carried: jax.Array,
     group: Group,
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -67,12 +67,12 @@ def device_push(
       slot_grads: f32 [N, D] gradients of this rank's slots; those of empty slots are not read.
       main_grads: f32 [Em, D] gradients of this rank's mains.
       slot_expert: int32 [R, N] of the plan.
-      epoch: int32 [1] of any value, from the call before this one.
+      turn: int32 [1] of any value, from the call before this one.
       carried: any array; later calls that depend on what is returned of it follow this one on every rank.
       group: of `transport.init`, of kind "device".
 
     Returns:
-      (f32 [Em, D], epoch, carried): `main_grads`, in its own memory, with the gradients of all replicas added.
+      (f32 [Em, D], turn, carried): `main_grads`, in its own memory, with the gradients of all replicas added.
 
     Raises:
       ValueError: as in `device_pull`, or gradients that are not f32.
@@ -87,21 +87,21 @@ def device_push(
     sums = jax.ShapeDtypeStruct(main_grads.shape, jnp.float32)
     call = jax.ffi.ffi_call(
         "topoep_push",
-        (sums, _epoch_like(epoch), jax.ShapeDtypeStruct(carried.shape, carried.dtype)),
+        (sums, _turn_like(turn), jax.ShapeDtypeStruct(carried.shape, carried.dtype)),
         input_output_aliases={1: 0, 3: 1, 4: 2},
     )
-    results = call(slot_grads, main_grads, slot_expert, epoch, carried, group=group.ident, **_topology(group))
-    added, epoch, carried = vary_like(tuple(results), main_grads)
-    return added, epoch, carried
+    results = call(slot_grads, main_grads, slot_expert, turn, carried, group=group.ident, **_topology(group))
+    added, turn, carried = vary_like(tuple(results), main_grads)
+    return added, turn, carried
 
 
 def _topology(group: Group) -> dict[str, np.ndarray]:
     return {"domain_of_rank": np.array(group.topology.domain_of_rank, np.int32)}
 
 
-def _epoch_like(epoch: jax.Array) -> jax.ShapeDtypeStruct:
-    if epoch.shape != (1,) or epoch.dtype != jnp.int32:
-        raise ValueError(f"epoch is {epoch.dtype} {epoch.shape}, expected int32 (1,): the first call may take zeros")
+def _turn_like(turn: jax.Array) -> jax.ShapeDtypeStruct:
+    if turn.shape != (1,) or turn.dtype != jnp.int32:
+        raise ValueError(f"turn is {turn.dtype} {turn.shape}, expected int32 (1,): the first call may take zeros")
     return jax.ShapeDtypeStruct((1,), jnp.int32)
 
 

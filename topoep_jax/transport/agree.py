@@ -1,4 +1,4 @@
-"""What the processes of a program settle with each other before they enter a collective call of NCCL."""
+"""What processes settle with each other before they enter collectives, which would wait for one that has left."""
 
 import jax
 import numpy as np

@@ -19,7 +19,7 @@ from train.experiments.settings import Settings
 _MODEL = "qwen3-30b-a3b"
 _TOKENS = 4096
 _MIB = 2**20
-_EXPERT, _MAIN = 0, 2  # Expert E is on the first rank of node 1.
+_MAIN = 2  # The first rank of node 1 has the expert; it is numbered so, that its main rank is that of the drawing.
 _RANKS = Topology.uniform(2, 2)
 PLACEMENTS = {"replica on node 1": 3, "replica on node 0": 0}
 """The rank that holds the replica."""
@@ -33,9 +33,7 @@ def run(settings: Settings) -> list[Record]:
     records = []
     for placement, holder in PLACEMENTS.items():
         held = np.full((4, 1), -1)
-        held[holder, 0] = 0
-        # Experts are numbered so that the main rank of the only one with rows is that of the drawing.
-        held = np.where(held >= 0, _MAIN, -1)
+        held[holder, 0] = _MAIN
         copies = pulls.schedule(held, 1, _RANKS, cost)
         crosses = _RANKS.crosses_domains()
         pulled = int((pulls.moved_bytes(copies, _RANKS, cost) * crosses).sum())

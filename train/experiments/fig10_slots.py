@@ -40,7 +40,7 @@ def run(settings: Settings) -> list[Record]:
     """
     shape = SHAPES[_MODEL]
     records = []
-    draws = [(_MEAN, seed) for seed in settings.wide_draws] + [(_ALIKE, alike())]
+    draws = [(_MEAN, seed) for seed in settings.few_draws] + [(_ALIKE, alike())]
     for draw_, seed in draws:
         for slots in _SLOTS:
             for planner in plans.ALL:

@@ -20,7 +20,7 @@ def run(settings: Settings) -> list[Record]:
     records = []
     for model in MODELS:
         for skew in SKEWS:
-            for outcome in fitted.outcomes(model, _PLANNERS, skew, settings.grid_draws):
+            for outcome in fitted.outcomes(model, _PLANNERS, skew, settings.few_draws):
                 setting: dict[str, str | float] = {"skew": skew}
                 values = {
                     ("throughput", "thousand tokens/s"): outcome.tokens_per_second(TOKENS) / 1e3,

@@ -17,7 +17,7 @@ RATIOS = {"paper": "load and traffic as the paper prints them", "plans": "our pl
 
 def run(settings: Settings) -> list[Record]:
     """The fit's points of Figures 13a and 12 (at skew 0), in all calibrations; with our plans, in one."""
-    seeds = settings.grid_draws
+    seeds = settings.few_draws
     points = [
         point
         for calibration in CALIBRATIONS

@@ -23,7 +23,7 @@ _GROUND = "#f4efe4"
 
 def run(settings: Settings) -> list[Record]:
     """The fit's points, the same phases of our plans, and those of a profile."""
-    seeds = settings.grid_draws
+    seeds = settings.few_draws
     records = of_points("15", (point for point in fit_points(R, seeds) if point.figure == "15"))
     for model in _MODELS:
         for planner in _PLANNERS:

@@ -21,7 +21,7 @@ def run(settings: Settings) -> list[Record]:
     for model in MODELS:
         shape = SHAPES[model]
         for skew in _SKEWS:
-            for seed in settings.grid_draws:
+            for seed in settings.few_draws:
                 for planner in _RIVALS:
                     plan = plans.scored(shape, skew, seed, planner, plans.problem(shape))
                     setting = {"skew": skew, "slots": float(SLOTS)}

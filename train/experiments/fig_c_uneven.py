@@ -45,7 +45,7 @@ def run(settings: Settings) -> list[Record]:
         shape = dataclasses.replace(SHAPES[_MODEL], topology=topology)
         nominal = plans.problem(shape)
         told = plans.problem(shape, hardware=dataclasses.replace(Hardware.h800(), rank_speed=speeds))
-        for seed in settings.grid_draws:
+        for seed in settings.few_draws:
             omega = plans.demand(shape, _SKEW, seed)
             for row in _ROWS:
                 asked = nominal if "not told" in row else told

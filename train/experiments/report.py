@@ -37,7 +37,7 @@ def write(out: Path, settings: Settings, found: Mapping[str, Sequence[Record]], 
             "TopoEP (arXiv 2609.35481) on 32 H800, and what this library gives in the same settings. "
             + ("The full set. " if settings.full else "The quick set: fewer draws than <code>--full</code>. ")
             + f"Forced routing, {plural(len(settings.draws), 'draw')} of each of the paper's models,"
-            f" {plural(len(settings.wide_draws), 'draw')} of wide layers. In tables, ± is the standard deviation over"
+            f" {plural(len(settings.few_draws), 'draw')} of wide layers. In tables, ± is the standard deviation over"
             " draws; numbers that were made from several have none."
         ),
         page.table(["kind", "a number of this kind was"], [list(kind) for kind in _KINDS]),

@@ -33,13 +33,8 @@ class Settings:
         return range(self.seeds or (40 if self.full else 10))
 
     @property
-    def wide_draws(self) -> range:
-        """Seeds of wide layers, which take seconds to draw and to plan each."""
-        return range(self.seeds or (10 if self.full else 3))
-
-    @property
-    def grid_draws(self) -> range:
-        """Seeds of sweeps over many settings."""
+    def few_draws(self) -> range:
+        """Seeds of sweeps over many settings, and of wide layers, which take seconds to draw and to plan each."""
         return range(self.seeds or (10 if self.full else 3))
 
     @property

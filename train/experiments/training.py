@@ -9,7 +9,7 @@ from train.experiments import process
 from train.experiments.settings import Settings
 from train.experiments.store import environment
 
-MODEL = "qwen3_tiny"
+MODEL = "qwen3-tiny"
 _FLAGS = (f"--model={MODEL}", "--seq_len=64", "--record_routing=10")
 _RANKS = 4
 """In two domains; eight sequences of 64 bytes a step: a step takes about a tenth of a second."""

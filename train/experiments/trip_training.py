@@ -24,7 +24,7 @@ from train.step import build
 STEP, DIFFER = "step of training", "steps whose losses differ"
 IMPLEMENTATIONS = {"inside": "cpu", "callback": "reference"}
 """Of the planner, by the way that the plan is made."""
-RUN = TrainConfig(model="qwen3_tiny", seq_len=64, ep=4, planner="topoep_paper")
+RUN = TrainConfig(model="qwen3-tiny", seq_len=64, ep=4, planner="topoep_paper")
 _WARMUPS = 5
 
 

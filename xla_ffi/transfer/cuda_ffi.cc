@@ -87,8 +87,8 @@ ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& 
   return ffi::Error::Success();
 }
 
-ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32s slot_expert, Int32s epoch,
-                ffi::Result<ffi::AnyBuffer> slots, ffi::Result<Int32s> next_epoch, int64_t id,
+ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32s slot_expert, Int32s turn,
+                ffi::Result<ffi::AnyBuffer> slots, ffi::Result<Int32s> next_turn, int64_t id,
                 Int32Attribute domain_of_rank, int64_t pulls, int64_t expert_bytes, int64_t inter_fs_per_byte,
                 int64_t intra_fs_per_byte) {
   constexpr char kTarget[] = "topoep_pull";
@@ -118,11 +118,11 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
   prices.inter_fs_per_byte = inter_fs_per_byte;
   prices.intra_fs_per_byte = intra_fs_per_byte;
   return Launched(kTarget, LaunchPull(*group, layer, prices, slot_expert.typed_data(), mains.untyped_data(),
-                                      slots->untyped_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
+                                      slots->untyped_data(), {turn.typed_data(), next_turn->typed_data()}, stream));
 }
 
 ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats main_grads, Int32s slot_expert,
-                Int32s epoch, ffi::AnyBuffer carried, ffi::Result<Floats> sums, ffi::Result<Int32s> next_epoch,
+                Int32s turn, ffi::AnyBuffer carried, ffi::Result<Floats> sums, ffi::Result<Int32s> next_turn,
                 ffi::Result<ffi::AnyBuffer> carried_on, int64_t id, Int32Attribute domain_of_rank) {
   constexpr char kTarget[] = "topoep_push";
   ffi::Error error = ffi::Error::Success();
@@ -147,7 +147,7 @@ ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats m
   }
   layer.expert_bytes = main_grads.dimensions()[1] * static_cast<int64_t>(sizeof(float));
   return Launched(kTarget, LaunchPush(*group, layer, slot_expert.typed_data(), slot_grads.typed_data(),
-                                      sums->typed_data(), {epoch.typed_data(), next_epoch->typed_data()}, stream));
+                                      sums->typed_data(), {turn.typed_data(), next_turn->typed_data()}, stream));
 }
 
 }  // namespace
@@ -159,9 +159,9 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPullCuda, topoep::Pull,
                                   .Ctx<xla::ffi::DeviceOrdinal>()
                                   .Arg<xla::ffi::AnyBuffer>()  // mains
                                   .Arg<topoep::Int32s>()       // slot_expert
-                                  .Arg<topoep::Int32s>()       // epoch
+                                  .Arg<topoep::Int32s>()       // turn
                                   .Ret<xla::ffi::AnyBuffer>()  // slots
-                                  .Ret<topoep::Int32s>()       // epoch
+                                  .Ret<topoep::Int32s>()       // turn
                                   .Attr<int64_t>("group")
                                   .Attr<topoep::Int32Attribute>("domain_of_rank")
                                   .Attr<int64_t>("pulls")
@@ -176,10 +176,10 @@ XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPushCuda, topoep::Push,
                                   .Arg<topoep::Floats>()       // slot_grads
                                   .Arg<topoep::Floats>()       // main_grads
                                   .Arg<topoep::Int32s>()       // slot_expert
-                                  .Arg<topoep::Int32s>()       // epoch
+                                  .Arg<topoep::Int32s>()       // turn
                                   .Arg<xla::ffi::AnyBuffer>()  // carried
                                   .Ret<topoep::Floats>()       // main_grads
-                                  .Ret<topoep::Int32s>()       // epoch
+                                  .Ret<topoep::Int32s>()       // turn
                                   .Ret<xla::ffi::AnyBuffer>()  // carried
                                   .Attr<int64_t>("group")
                                   .Attr<topoep::Int32Attribute>("domain_of_rank"));

@@ -27,8 +27,8 @@ constexpr int32_t kWorkerThreads = kNetwork ? 256 : kThreads;
 
 constexpr int32_t kRingBytes = sizeof(BulkRing::Memory);
 
-__device__ void Advance(EpochToken epoch) {
-  if (threadIdx.x == 0) *epoch.next = *epoch.current + 1;
+__device__ void Advance(TurnToken turn) {
+  if (threadIdx.x == 0) *turn.next = *turn.current + 1;
 }
 
 // What an illegal plan is reported to, and the calls of this kind that ended before.
@@ -51,22 +51,22 @@ __device__ void RequireLegal(const PlanCheck& check, const Schedule& schedule, c
 __global__ void __launch_bounds__(kThreads, 1)
     PullScheduleKernel(const __grid_constant__ Problem problem, const __grid_constant__ Domains domains,
                        const __grid_constant__ PullSchedule schedule, PlanCheck check, const int32_t* slot_expert,
-                       EpochToken epoch) {
+                       TurnToken turn) {
   __shared__ Team::Partials partials;
   Team team(partials);
   RequireLegal(check, schedule, slot_expert);
   MakePullSchedule(team, problem, domains, slot_expert, schedule);
-  Advance(epoch);
+  Advance(turn);
 }
 
 __global__ void __launch_bounds__(kThreads, 1)
     PushScheduleKernel(const __grid_constant__ PushSchedule schedule, PlanCheck check, const int32_t* slot_expert,
-                       EpochToken epoch) {
+                       TurnToken turn) {
   __shared__ Team::Partials partials;
   Team team(partials);
   RequireLegal(check, schedule, slot_expert);
   MakePushSchedule(team, slot_expert, schedule);
-  Advance(epoch);
+  Advance(turn);
 }
 
 // kNetwork: some ranks are outside of this rank's LSA team.
@@ -148,7 +148,7 @@ cudaError_t PrepareKernels(int32_t device, int32_t num_workers) {
 }
 
 cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
-                       const void* mains, void* slots, EpochToken epoch, cudaStream_t stream) {
+                       const void* mains, void* slots, TurnToken turn, cudaStream_t stream) {
   Problem problem = ProblemOf(group.options().domain_of_rank, layer);
   const DomainTable table(problem);
   Arena arena(group.schedule(kPullSchedule));
@@ -159,19 +159,19 @@ cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& 
   problem.cost.intra_fs_per_byte = prices.intra_fs_per_byte;
   const PlanCheck check{group.on_device().failures, group.on_device().state.pulls};
   const cudaError_t error =
-      Launch(PullScheduleKernel, 1, kThreads, 0, stream, problem, group.domains(), schedule, check, slot_expert, epoch);
+      Launch(PullScheduleKernel, 1, kThreads, 0, stream, problem, group.domains(), schedule, check, slot_expert, turn);
   if (error != cudaSuccess) return error;
   return LaunchWorkers(PullKernel<false>, PullKernel<true>, group, stream, schedule, mains, slots);
 }
 
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
-                       float* main_grads, EpochToken epoch, cudaStream_t stream) {
+                       float* main_grads, TurnToken turn, cudaStream_t stream) {
   Arena arena(group.schedule(kPushSchedule));
   const int64_t half_bytes = RoundDown(group.options().sizes.windows[kStaging] / 2);
   const PushSchedule schedule(group.options().num_ranks(), layer.num_slots, layer.mains_per_rank, group.options().rank,
                               layer.expert_bytes, half_bytes, arena);
   const PlanCheck check{group.on_device().failures, group.on_device().state.pushes};
-  const cudaError_t error = Launch(PushScheduleKernel, 1, kThreads, 0, stream, schedule, check, slot_expert, epoch);
+  const cudaError_t error = Launch(PushScheduleKernel, 1, kThreads, 0, stream, schedule, check, slot_expert, turn);
   if (error != cudaSuccess) return error;
   return LaunchWorkers(PushKernel<false>, PushKernel<true>, group, stream, schedule, slot_grads, main_grads);
 }

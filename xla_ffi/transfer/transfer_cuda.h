@@ -4,8 +4,8 @@
 // a kernel still runs) and reads nothing back.
 //
 // TopoepPullCuda, target "topoep_pull":
-//   operands   mains [Em, D] of any dtype; slot_expert int32 [R, N], -1 where empty; epoch int32 [1]
-//   results    slots [N, D] of the same dtype, rows of empty slots are left as they are; epoch int32 [1], operand 2
+//   operands   mains [Em, D] of any dtype; slot_expert int32 [R, N], -1 where empty; turn int32 [1]
+//   results    slots [N, D] of the same dtype, rows of empty slots are left as they are; turn int32 [1], operand 2
 //              aliased, plus one
 //   attributes group int64            key of the communicator that topoep_jax.transport.init made on this device
 //              domain_of_rank int32[R] must equal the group's
@@ -14,14 +14,14 @@
 //                                     the planner's prices, from which Pulls::kBest chooses as the planner did
 //
 // TopoepPushCuda, target "topoep_push":
-//   operands   slot_grads float32 [N, D]; main_grads float32 [Em, D]; slot_expert int32 [R, N]; epoch int32 [1];
+//   operands   slot_grads float32 [N, D]; main_grads float32 [Em, D]; slot_expert int32 [R, N]; turn int32 [1];
 //              carried, any array
-//   results    main_grads float32 [Em, D], operand 1 aliased; epoch int32 [1], operand 3 aliased, plus one; carried,
+//   results    main_grads float32 [Em, D], operand 1 aliased; turn int32 [1], operand 3 aliased, plus one; carried,
 //              operand 4 aliased and untouched
 //   attributes group int64, domain_of_rank int32 [R] as for a pull
 //
-// `epoch` is no epoch of the protocol, which are the group's own: it and `carried` only make calls depend on each other
-// by data (topoep_jax/pipeline.py: `turn`, and the gradient of x). All ranks must pass the same slot_expert. One that
+// `turn` and `carried` only make calls depend on each other by data (topoep_jax/pipeline/replicas.py; `carried` is the
+// gradient of x there). All ranks must pass the same slot_expert. One that
 // is no legal placement (placement.h) shows only when the kernels run: they leave a Failure and end the CUDA context,
 // as after a time-out. A group that is missing, closed, of another size or made for compilation only is
 // FailedPrecondition, and says which and what to do. A shape that does not fit the group's windows is InvalidArgument.
@@ -40,7 +40,7 @@
 namespace topoep {
 
 // The int32 [1] by which one call may depend on another: `next` becomes `current` plus one. They may be one.
-struct EpochToken {
+struct TurnToken {
   const int32_t* current;
   int32_t* next;
 };
@@ -53,9 +53,9 @@ cudaError_t PrepareKernels(int32_t device, int32_t num_workers);
 // is synchronised. All pointers are to device memory. `layer` fits the group and holds the bytes of a row of the
 // arrays; of `prices` the bytes of an expert and the rates count, for Pulls::kBest.
 cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
-                       const void* mains, void* slots, EpochToken epoch, cudaStream_t stream);
+                       const void* mains, void* slots, TurnToken turn, cudaStream_t stream);
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
-                       float* main_grads, EpochToken epoch, cudaStream_t stream);
+                       float* main_grads, TurnToken turn, cudaStream_t stream);
 
 }  // namespace topoep
 
