@@ -364,6 +364,8 @@ def test_token_axes_must_be_those_of_x():
         moe(tokens(0, 6))
     with pytest.raises(ValueError, match="must be a float dtype"):
         make_moe(dtype=jnp.int32)
+    with pytest.raises(ValueError, match="dtype=bf16 must be a float dtype"):
+        make_moe(dtype="bf16")
     with pytest.raises(ValueError, match="data_axes='ep' must be a tuple"):
         make_moe(data_axes="ep")
 

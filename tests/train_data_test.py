@@ -1,5 +1,6 @@
 """Data and settings: every fault names its place, and a batch is a pure function of seed and step."""
 
+import dataclasses
 import json
 import re
 import sys
@@ -114,6 +115,8 @@ def test_batches_are_a_pure_function_of_seed_and_step():
         ({"overflow": "drop"}, "--overflow=drop is unknown: take one of loop, flag"),
         ({"cap_factor": 0.0}, "--cap_factor=0.0 must be a finite positive number"),
         ({"num_processes": 2}, "--num_processes=2 needs --coordinator"),
+        ({"process_id": 1}, "--process_id=1 must be 0 to 0 with --num_processes=1"),
+        ({"process_id": -1}, "--process_id=-1 must be 0 to 0 with --num_processes=1"),
     ],
 )
 def test_bad_settings_are_refused(wrong, message):
@@ -140,6 +143,33 @@ def parse(monkeypatch, tmp_path):
         return from_flags(values)
 
     return run
+
+
+@pytest.mark.parametrize(
+    ("line", "message"),
+    [
+        ("--coordinator=a:1 --process_id=3", "--coordinator belongs to a run of several processes: say of how many"),
+        ("--process_id=0", "--process_id belongs to a run of several processes"),
+        ("--num_processes=2", "--coordinator and --process_id and --run_dir missing"),
+        ("--num_processes=2 --coordinator=a:1 --run_dir=r", "--process_id missing"),
+        ("--num_processes=2 --coordinator=a:1 --process_id=1", "--run_dir missing"),
+        ("--num_processes=2 --coordinator=a:1 --process_id=2 --run_dir=r", "--process_id=2 must be 0 to 1 with"),
+    ],
+)
+def test_a_process_does_not_train_alone_for_want_of_a_flag(parse, line, message):
+    with pytest.raises(ValueError, match=re.escape(message)):
+        parse(*line.split())
+
+
+def test_processes_are_those_of_each_start(parse, tmp_path):
+    several = ("--num_processes=2", "--coordinator=a:1", "--process_id=0", f"--run_dir={tmp_path / 'run'}")
+    config = parse(*several)
+    (tmp_path / "run").mkdir()
+    config.save(tmp_path / "run" / "config.json")
+    alone = parse("--resume", f"--run_dir={tmp_path / 'run'}")
+    assert (alone.num_processes, alone.coordinator, alone.process_id) == (1, "", 0)
+    assert parse("--resume", *several) == dataclasses.replace(config, resume=True)
+    assert parse("--num_processes=1", "--coordinator=a:1", "--process_id=0").num_processes == 1, "a job of one task"
 
 
 def test_runs_are_numbered_and_resumed_with_their_settings(parse, tmp_path):

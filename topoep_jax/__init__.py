@@ -8,6 +8,8 @@ from topoep_jax import balance as balance
 from topoep_jax import linen as linen
 from topoep_jax.config import LayerConfig as LayerConfig
 from topoep_jax.dispatch import as_triple as as_triple
+from topoep_jax.experts import pack_experts as pack_experts
+from topoep_jax.experts import unpack_experts as unpack_experts
 from topoep_jax.metrics import MoEMetrics as MoEMetrics
 from topoep_jax.metrics import collect_metrics as collect_metrics
 from topoep_jax.module import MoE as MoE

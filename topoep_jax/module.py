@@ -110,7 +110,7 @@ class MoE(nnx.Module):
             forced=forced,
         )
         for name, kind in (("dtype", dtype), ("param_dtype", param_dtype)):
-            if not jnp.issubdtype(kind, jnp.floating):
+            if not _is_float(kind):
                 raise ValueError(f"{name}={kind} must be a float dtype, as in jnp.bfloat16")
         self.mesh, self.axis, self.data_axes, self.dtype = mesh, axis, tuple(data_axes), dtype
         for name, value in init_params(rngs.params(), self.config, param_dtype).items():
@@ -314,6 +314,13 @@ def _sharded_layer(
         return lax.reshape(value, shape, out_sharding=jax.typeof(x).sharding if explicit else None)
 
     return unflat(y), metrics, jax.tree.map(unflat, routed)
+
+
+def _is_float(kind: Any) -> bool:
+    try:
+        return jnp.issubdtype(kind, jnp.floating)
+    except TypeError:  # no dtype at all
+        return False
 
 
 def _per_token(name: str, value: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:

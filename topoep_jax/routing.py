@@ -269,8 +269,10 @@ def _replayed(expert_idx: jax.Array, logits: jax.Array, top_k: int) -> jax.Array
 
 def _token_mask(mask: jax.Array, num_tokens: int) -> jax.Array:
     """The mask as bool [T, 1], ready to broadcast over experts or assignments."""
-    if mask.shape != (num_tokens,) or mask.dtype != jnp.bool_:
-        raise ValueError(f"mask of shape {mask.shape} and dtype {mask.dtype} must be bool [{num_tokens}]: true = valid")
+    if mask.dtype != jnp.bool_:
+        raise ValueError(f"mask is {mask.dtype}, but bool is needed: true = valid")
+    if mask.shape != (num_tokens,):
+        raise ValueError(f"mask has shape {mask.shape}, but ({num_tokens},) is needed: one entry for each token")
     return mask[:, None]
 
 

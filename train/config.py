@@ -182,6 +182,11 @@ class TrainConfig:
                     f"{self._named(whole)} is not a multiple of {self._named(parts)}:"
                     " every rank must get an equal share"
                 )
+        if not 0 <= self.process_id < self.num_processes:
+            raise ValueError(
+                f"--process_id={self.process_id} must be 0 to {self.num_processes - 1} with"
+                f" --num_processes={self.num_processes}"
+            )
         if self.num_processes > 1 and not (self.coordinator and self.run_dir):
             raise ValueError(
                 f"--num_processes={self.num_processes} needs --coordinator=host:port and a --run_dir for all"
@@ -249,6 +254,7 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     given: dict[str, Any] = {f.name: parsed[f.name].value for f in _flags() if parsed[f.name].present}
     if "data" in given:
         given["data"] = tuple(given["data"])
+    _check_processes(given)
     run_dir = given.get("run_dir") or _default_run_dir(resume=bool(given.get("resume")))
     path = pathlib.Path(run_dir, "config.json")
     if given.get("resume"):
@@ -277,9 +283,26 @@ def _flags() -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(TrainConfig) if "help" in field.metadata]
 
 
+def _check_processes(given: dict[str, Any]) -> None:
+    """Raises ValueError if flags are missing: a process that does not know of the others would train by itself."""
+    if "num_processes" not in given:
+        for name in ("coordinator", "process_id"):
+            if name in given:
+                raise ValueError(f"--{name} belongs to a run of several processes: say of how many, --num_processes=..")
+    elif given["num_processes"] > 1:
+        missing = [f"--{name}" for name in ("coordinator", "process_id", "run_dir") if given.get(name) in (None, "")]
+        if missing:
+            raise ValueError(
+                f"--num_processes={given['num_processes']} needs --coordinator=host:port, the --process_id of each, and"
+                f" a --run_dir for all: {' and '.join(missing)} missing"
+            )
+
+
 def _kept(path: pathlib.Path) -> dict[str, Any]:
-    """The settings that `TrainConfig.save` wrote."""
+    """The settings that `TrainConfig.save` wrote, but for the processes, which are those of each start."""
     kept = json.loads(path.read_text())
+    for name in ("coordinator", "num_processes", "process_id"):
+        kept.pop(name, None)
     shapes = kept.get("of_weights")
     if shapes is not None:
         kind: Any = MODEL_TYPES[shapes["model_type"]][0]

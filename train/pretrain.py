@@ -74,6 +74,8 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
       ValueError: settings, data or a checkpoint that do not fit. RunStopped: a step went wrong.
     """
     if config.num_processes > 1:
+        place = f"process {config.process_id} of {config.num_processes}"
+        print(f"{place}: waiting for the others at {config.coordinator}", flush=True)
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
     tokens = load_same_tokens(config)
     largest, vocab = int(tokens.max()), config.shapes().vocab

@@ -7,4 +7,6 @@ from topoep_jax.experts.api import wgrad as wgrad
 from topoep_jax.experts.packed import Instances as Instances
 from topoep_jax.experts.packed import Matrix as Matrix
 from topoep_jax.experts.packed import WeightGrad as WeightGrad
+from topoep_jax.experts.packed import pack_experts as pack_experts
 from topoep_jax.experts.packed import packed_matrices as packed_matrices
+from topoep_jax.experts.packed import unpack_experts as unpack_experts
