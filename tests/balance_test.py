@@ -111,6 +111,43 @@ def test_the_bias_moves_against_the_load():
     np.testing.assert_allclose(moved, [[0.499, 0.501, 0.501, 0.501], [0, 0, 0, 0]], rtol=1e-6)
 
 
+def test_the_bias_stays_where_the_load_is_level():
+    for experts, load in ((7, 7), (49, 1001), (96, 5), (128, 1_000_003), (128, 5_592_405), (640, 3_000_000)):
+        level = jnp.full(experts, load, jnp.int32)
+        np.testing.assert_array_equal(balance.update_correction_bias(jnp.zeros(experts), level, 1e-3), 0)
+        # One assignment more, and one expert is above a mean that all others are below.
+        moved = balance.update_correction_bias(jnp.zeros(experts), level.at[3].add(1), 1e-3)
+        np.testing.assert_array_equal(jnp.sign(moved), np.where(np.arange(experts) == 3, -1, 1))
+
+
+def test_logits_in_half_precision_are_scored_in_f32():
+    routed = some_routing()
+    half = Routed(routed.expert_idx, routed.logits.astype(jnp.bfloat16))
+    full = Routed(routed.expert_idx, half.logits.astype(jnp.float32))
+    assert balance.expert_loss(half) == balance.expert_loss(full)
+
+
+def test_a_token_with_fewer_experts_is_still_a_token():
+    logits = jnp.zeros((2, EXPERTS), jnp.float32)
+    some = jnp.asarray([[0, -1], [1, 2]], jnp.int32)
+    # Two tokens: shares of 1, 1 and 1 assignment in units of E / (2 K), each times a mean score of 1 / E.
+    np.testing.assert_allclose(balance.expert_loss(Routed(some, logits)), 3 / 4, rtol=1e-6)
+
+
+def test_bad_arguments_are_refused():
+    for options in ({"score": "softmx"}, {"over": "sequences"}):
+        (name,) = options
+        with pytest.raises(ValueError, match=f"{name}='.*' is unknown: choose one of"):
+            balance.expert_loss(some_routing(), **options)
+    for kept in (0, 9):
+        with pytest.raises(ValueError, match=rf"topk_group={kept} must be within 1\.\.2"):
+            balance.communication_loss(some_routing(), num_groups=2, topk_group=kept)
+    with pytest.raises(ValueError, match="num_groups=0 does not divide"):
+        balance.device_loss(some_routing(), num_groups=0)
+    with pytest.raises(ValueError, match="expert_load is float32, but integers are needed"):
+        balance.update_correction_bias(jnp.zeros(8), jnp.zeros(8), 1e-3)
+
+
 def test_bad_shapes_are_refused():
     with pytest.raises(ValueError, match="num_groups=3 does not divide the 8 experts"):
         balance.device_loss(some_routing(), num_groups=3)

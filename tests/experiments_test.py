@@ -9,6 +9,7 @@ import pytest
 
 from topoep_jax.shapes import SHAPES
 from topoep_jax.simulate.published import Value
+from train import lock
 from train.experiments import __main__ as command
 from train.experiments import checks, fig03_placement, fig10_slots, fig11_latency, fig16_locality, plans, store
 from train.experiments.figures import DRAWINGS, FIGURES
@@ -160,7 +161,7 @@ def test_two_commands_do_not_write_to_one_folder(tmp_path) -> None:
     run("--figures=3", f"--out={tmp_path}")
     before = (tmp_path / "records.json").read_bytes()
     with (
-        store.sole_writer(tmp_path),
+        lock.sole_writer(tmp_path, "--out"),
         pytest.raises(ValueError, match=r"another command is writing to .*: wait for it, or name another"),
     ):
         run("--figures=D", f"--out={tmp_path}")

@@ -45,9 +45,7 @@ def test_a_layer_of_packed_experts_is_that_of_the_matrices():
 
 def test_bad_shapes_are_named():
     gate, up, down = matrices()
-    with pytest.raises(
-        ValueError, match=r"down \(4, 16, 8\) must be .*: matrices that x is multiplied"
-    ):
+    with pytest.raises(ValueError, match=r"down \(4, 16, 8\) must be .*: matrices that x is multiplied"):
         pack_experts(gate, up, down.swapaxes(1, 2))
     with pytest.raises(ValueError, match=r"w has shape \(4, 10\), but \[\.\.\., 3 \* 16 \* I\] is needed"):
         unpack_experts(jnp.zeros((4, 10)), HIDDEN)

@@ -4,6 +4,7 @@ import json
 import struct
 from pathlib import Path
 
+import jax
 import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
@@ -118,6 +119,15 @@ def test_no_finite_value_becomes_infinite(tmp_path: Path, capsys: pytest.Capture
     assert main(["convert", f"--from={tmp_path / 'in'}", f"--to={tmp_path / 'run'}", "--format=trainer"]) == 0
     expected = [fault.replace(NORM, "norm/scale").replace(expert, "layers/moe/w") for fault in expected]
     assert_faults(lambda: checkpoint.load(tmp_path / "run", CONFIG, place_for(CONFIG), dtype=jnp.float16), expected)
+    # Nor from bfloat16, whose 16 bits reach further than those of float16.
+    wide = jax.tree.map(lambda leaf: leaf.astype(jnp.bfloat16), params)
+    wide["norm"]["scale"] = jnp.full(32, 1e38, jnp.bfloat16)
+    # 65504 is rounded up to 65536 there.
+    expected = [
+        norm.replace(r"3.4e\+38", r"9.96921e\+37"),
+        f"too large for float16: {expert} has 3 such values, up to 99840",
+    ]
+    assert_faults(lambda: checkpoint.save(tmp_path / "out", CONFIG, wide, dtype=jnp.float16), expected)
     # What is infinite stays it.
     params["norm"]["scale"] = jnp.full(32, jnp.inf)
     params["layers"]["moe"]["w"] *= 0

@@ -37,6 +37,7 @@ def test_own_text_is_joined_with_separators(tmp_path):
         ("a.jsonl", b'{"text": "a"}\n{"text": ', "a.jsonl, line 2: not JSON"),
         ("a.jsonl", b'\n{"txt": "a"}', "a.jsonl, line 2: needs an object with a string in field 'text'"),
         ("a.jsonl", b"[1]", "a.jsonl, line 1: needs an object"),
+        ("a.jsonl", b"[" * 200_000, "a.jsonl, line 1: not JSON"),
         ("a.jsonl", b"\xff", "a.jsonl, line 1: not JSON"),
     ],
 )
@@ -58,6 +59,9 @@ def test_token_ids_are_taken_as_they_are(tmp_path):
     np.save(tmp_path / "a.npy", np.array([70000, 3, 1], np.int32))
     np.save(tmp_path / "b.npy", np.array([2, 5], np.uint16))
     assert load_tokens([f"{tmp_path}/*.npy"]).tolist() == [70000, 3, 1, 2, 5]
+    np.save(tmp_path / "c.npy", np.array([7], np.uint64))
+    mixed = load_tokens([f"{tmp_path}/*.npy"])
+    assert mixed.tolist() == [70000, 3, 1, 2, 5, 7] and np.issubdtype(mixed.dtype, np.integer)
     assert batches(load_tokens([f"{tmp_path}/a.npy"]), batch_size=1, seq_len=2, seed=0)[0].tolist() == [[70000, 3, 1]]
 
 
@@ -114,6 +118,7 @@ def test_batches_are_a_pure_function_of_seed_and_step():
         ({"model": "huge"}, "--model=huge is unknown: take one of qwen3-tiny"),
         ({"overflow": "drop"}, "--overflow=drop is unknown: take one of loop, flag"),
         ({"cap_factor": 0.0}, "--cap_factor=0.0 must be a finite positive number"),
+        ({"seed": -1}, "--seed=-1 must be 0 to 2^31 - 1"),
         ({"num_processes": 2}, "--num_processes=2 needs --coordinator"),
         ({"process_id": 1}, "--process_id=1 must be 0 to 0 with --num_processes=1"),
         ({"process_id": -1}, "--process_id=-1 must be 0 to 0 with --num_processes=1"),
@@ -170,6 +175,27 @@ def test_processes_are_those_of_each_start(parse, tmp_path):
     assert (alone.num_processes, alone.coordinator, alone.process_id) == (1, "", 0)
     assert parse("--resume", *several) == dataclasses.replace(config, resume=True)
     assert parse("--num_processes=1", "--coordinator=a:1", "--process_id=0").num_processes == 1, "a job of one task"
+
+
+@pytest.mark.parametrize(
+    "content",
+    [
+        *(b"", b"\xff\xfe", b"[]", b'{"steps": 5, "lr', b"{}", b"[" * 200_000),
+        *(b'{"data": [], "foo": 1}', b'{"data": [], "steps": "5"}', b'{"data": [], "of_weights": {}}'),
+    ],
+)
+def test_damaged_settings_are_named(parse, tmp_path, content):
+    (tmp_path / "run").mkdir()
+    (tmp_path / "run" / "config.json").write_bytes(content)
+    with pytest.raises(ValueError, match=r"run/config\.json is damaged, or of another version, so"):
+        parse("--resume", f"--run_dir={tmp_path / 'run'}")
+
+
+def test_other_data_are_said_to_be_meant_with_a_flag(parse, tmp_path):
+    (tmp_path / "run").mkdir()
+    TrainConfig(of_data="12ab", run_dir="run").save(tmp_path / "run" / "config.json")
+    assert parse("--resume", "--run_dir=run").of_data == "12ab"
+    assert parse("--resume", "--run_dir=run", "--data=b.txt").of_data == ""
 
 
 def test_runs_are_numbered_and_resumed_with_their_settings(parse, tmp_path):

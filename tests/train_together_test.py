@@ -10,14 +10,19 @@ import pytest
 from tests.multiprocess_worker import run_processes
 from train.config import TrainConfig
 from train.data import DataError, load_tokens
-from train.together import load_same_tokens
+from train.together import load_same_tokens, together
 
 
 def test_one_process_reads_its_data(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("some text")
     config = TrainConfig(data=(str(path),))
-    np.testing.assert_array_equal(load_same_tokens(config), load_tokens(config.data))
+    tokens, digest = load_same_tokens(config)
+    np.testing.assert_array_equal(tokens, load_tokens(config.data))
+    assert load_same_tokens(dataclasses.replace(config, of_data=digest))[1] == digest
+    path.write_text("some texts")
+    with pytest.raises(DataError, match="no longer those that this run began with"):
+        load_same_tokens(dataclasses.replace(config, of_data=digest))
     with pytest.raises(DataError, match=r"--data=none\.txt matches no file$"):
         load_same_tokens(dataclasses.replace(config, data=("none.txt",)))
 
@@ -29,16 +34,20 @@ def read_everywhere(folder: str) -> None:
 
     def read(**other) -> np.ndarray:
         """Process 1 has other settings."""
-        return load_same_tokens(dataclasses.replace(shared, process_id=here, **(other if here == 1 else {})))
+        return load_same_tokens(dataclasses.replace(shared, process_id=here, **(other if here == 1 else {})))[0]
 
     again = pathlib.Path(folder) / "again.npy"
     np.testing.assert_array_equal(read(data=(str(again),), coordinator="127.0.0.1:1"), np.arange(100))
-    with pytest.raises(DataError, match="matches no file" if here else r"matches no file \(process 1\)"):
+    with pytest.raises(ValueError, match="matches no file" if here else r"matches no file \(process 1\)"):
         read(data=("none.txt",))
+    # Also what nobody foresaw.
+    with pytest.raises(ZeroDivisionError if here else ValueError, match="by zero"), together():
+        assert 1 // (1 - here)
     with pytest.raises(DataError, match="process 1 has other data than process 0: --data must name"):
         read(data=(cut,))
-    with pytest.raises(ValueError, match="process 1 has other settings than process 0: give all the same flags"):
-        read(lr=0.5)
+    for other in ({"lr": 0.5}, {"seed": 1}, {"run_dir": "elsewhere"}, {"init_from": "weights"}, {"resume": True}):
+        with pytest.raises(ValueError, match="process 1 has other settings than process 0: give all the same flags"):
+            read(**other)
     np.testing.assert_array_equal(read(), np.arange(100))
     pathlib.Path(folder, f"done_{here}").touch()
 

@@ -5,7 +5,7 @@ of one layer and is near 1 for uniform routing; multiply by the coefficient of t
 model, `jax.vmap` it over their leading axis and sum.
 """
 
-from typing import Literal, NamedTuple
+from typing import Literal, NamedTuple, get_args
 
 import jax
 import jax.numpy as jnp
@@ -84,8 +84,10 @@ def communication_loss(routed: Routed, *, num_groups: int, topk_group: int, over
       f32 [].
 
     Raises:
-      ValueError: num_groups does not divide E.
+      ValueError: num_groups does not divide E, or topk_group is out of range.
     """
+    if not 1 <= topk_group <= num_groups:
+        raise ValueError(f"topk_group={topk_group} must be within 1..{num_groups}, the number of groups")
     shares = _shares(routed, "softmax", over)
     visits = _grouped(shares.used, num_groups).any(axis=-1).sum(axis=shares.axes, dtype=jnp.int32)
     frequency = visits.astype(jnp.float32) * (num_groups / topk_group) / jnp.maximum(shares.tokens, 1)[..., None]
@@ -108,17 +110,27 @@ def update_correction_bias(bias: jax.Array, expert_load: jax.Array, rate: float)
       The new bias, in its dtype; unchanged where the load is level.
 
     Raises:
-      ValueError: the shapes differ.
+      ValueError: the shapes differ, or the load is not of integers.
     """
+    if not jnp.issubdtype(expert_load.dtype, jnp.integer):
+        raise ValueError(f"expert_load is {expert_load.dtype}, but integers are needed: the sum over the microbatches")
     if bias.shape != expert_load.shape:
         raise ValueError(
             f"bias has shape {bias.shape}, but expert_load has {expert_load.shape}: give those of one layer"
         )
-    load = expert_load.astype(jnp.float32)
-    return bias + (rate * jnp.sign(load.mean(axis=-1, keepdims=True) - load)).astype(bias.dtype)
+    # In integers: a mean in f32 is off where loads are large, or E is no power of two. It is mean + rest / E.
+    num_experts = expert_load.shape[-1]
+    rest = (expert_load % num_experts).sum(axis=-1, keepdims=True, dtype=jnp.int32)
+    mean = (expert_load // num_experts).sum(axis=-1, keepdims=True, dtype=jnp.int32) + rest // num_experts
+    below = (expert_load < mean) | ((expert_load == mean) & (rest % num_experts > 0))
+    direction = jnp.where(below, 1, jnp.where(expert_load > mean, -1, 0))
+    return bias + (rate * direction.astype(jnp.float32)).astype(bias.dtype)
 
 
 def _shares(routed: Routed, score: Score, over: Over) -> _Shares:
+    for name, value, known in (("score", score, get_args(Score)), ("over", over, get_args(Over))):
+        if value not in known:
+            raise ValueError(f"{name}={value!r} is unknown: choose one of {list(known)}")
     top_k, num_experts = routed.expert_idx.shape[-1], routed.logits.shape[-1]
     logits = routed.logits.astype(jnp.float32)
     scores = jax.nn.softmax(logits, axis=-1) if score == "softmax" else jax.nn.sigmoid(logits)

@@ -5,8 +5,12 @@ import fractions
 import inspect
 import math
 import numbers
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, get_args
+
+import jax
+import jax.numpy as jnp
+import numpy as np
 
 from topoep_jax.plan.api import IMPLEMENTATIONS
 from topoep_jax.plan.cost import CostModel, Hardware
@@ -31,6 +35,17 @@ _CHOICES: dict[str, tuple[str, ...]] = {
     "transport": get_args(Transport),
 }
 
+
+def _is_integer(value: Any) -> bool:
+    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
+
+
+_KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
+    bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
+    int: (_is_integer, "an integer"),
+    float: (lambda value: _is_real(value) and math.isfinite(value), "a finite number"),
+}
+"""Of a router's options: what fits, and in words."""
 
 TILE = 16
 """What GPU kernels can multiply has sides that are multiples of this."""
@@ -108,8 +123,11 @@ class LayerConfig:
     forced: Forced | None = None
 
     def __post_init__(self) -> None:
-        if isinstance(self.router_options, Mapping):
-            object.__setattr__(self, "router_options", tuple(sorted(self.router_options.items())))
+        options = self.router_options
+        _require(
+            isinstance(options, Mapping | tuple), f"router_options={options!r} must be a dict, as in {{'scale': 2.5}}"
+        )
+        object.__setattr__(self, "router_options", tuple(sorted(dict(options).items())))
         self._check_types()
         self._check_router()
         ranks, experts = self.num_ranks, self.num_experts
@@ -129,6 +147,7 @@ class LayerConfig:
             f"cap_factor={self.cap_factor!r} must be a finite positive number: it sizes the receive buffer in units of"
             " the mean load, 1.05 is the default",
         )
+        self._try_router()
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
@@ -159,9 +178,8 @@ class LayerConfig:
         sizes = dict.fromkeys(positive, 1) | {"shared_ffn": 0}
         for name, least in (sizes | {"num_slots": None, "chunks": None}).items():
             value = getattr(self, name)
-            integer = isinstance(value, numbers.Integral) and not isinstance(value, bool)
             _require(
-                integer and (least is None or value >= least),
+                _is_integer(value) and (least is None or value >= least),
                 f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"),
             )
             object.__setattr__(self, name, int(value))
@@ -180,13 +198,26 @@ class LayerConfig:
         }
         for name, value in options.items():
             _require(name in known, f"router_options has {name!r}, but router {self.router!r} takes {sorted(known)}")
-            _require(_is_real(value) and math.isfinite(value), f"router_options: {name}={value!r} must be finite")
+            kind = known[name].annotation
+            fits, wanted = _KINDS[kind]
+            _require(fits(value), f"router_options: {name}={value!r} must be {wanted}")
+            options[name] = kind(value)
+        object.__setattr__(self, "router_options", tuple(sorted(options.items())))
         missing = [name for name, parameter in known.items() if parameter.default is parameter.empty]
         missing = [name for name in missing if name not in options]
         _require(
             not missing,
             f"router {self.router!r} needs {missing} in router_options: take them from the model's configuration",
         )
+
+    def _try_router(self) -> None:
+        """Raises what the router would at the first call: options that do not fit E, K or each other."""
+        if self.router_options:
+            logits = jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)
+            options = dict(self.router_options)
+            if self.router == "glm4":
+                options["correction_bias"] = jnp.zeros(self.num_experts, jnp.float32)
+            jax.eval_shape(lambda logits: get_router(self.router)(logits, self.top_k, **options), logits)
 
     @property
     def num_ranks(self) -> int:

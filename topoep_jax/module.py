@@ -111,7 +111,7 @@ class MoE(nnx.Module):
         )
         for name, kind in (("dtype", dtype), ("param_dtype", param_dtype)):
             if not _is_float(kind):
-                raise ValueError(f"{name}={kind} must be a float dtype, as in jnp.bfloat16")
+                raise ValueError(f"{name}={kind} must be a float dtype of 16 bits or more, as in jnp.bfloat16")
         self.mesh, self.axis, self.data_axes, self.dtype = mesh, axis, tuple(data_axes), dtype
         for name, value in init_params(rngs.params(), self.config, param_dtype).items():
             names = (axis, None) if name == "w" else (None,) * value.ndim
@@ -168,6 +168,8 @@ class MoE(nnx.Module):
         Raises:
           ValueError: shapes; outside jit also logits that no token can be routed by, and overflow that is only flagged.
         """
+        if not _is_float(getattr(x, "dtype", None)):
+            raise ValueError(f"x is {getattr(x, 'dtype', type(x).__name__)}, but an array of floats is needed")
         params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
         y, metrics, routed = _apply_on_mesh(
             params,
@@ -318,7 +320,7 @@ def _sharded_layer(
 
 def _is_float(kind: Any) -> bool:
     try:
-        return jnp.issubdtype(kind, jnp.floating)
+        return kind is not None and jnp.issubdtype(kind, jnp.floating) and jnp.dtype(kind).itemsize >= 2
     except TypeError:  # no dtype at all
         return False
 

@@ -62,9 +62,10 @@ class Topology:
     @classmethod
     def uniform(cls, num_domains: int, ranks_per_domain: int) -> "Topology":
         """`num_domains` domains of `ranks_per_domain` neighbouring ranks each."""
-        if num_domains < 1 or ranks_per_domain < 1:
+        counts = (num_domains, ranks_per_domain)
+        if not all(isinstance(count, numbers.Integral) and count >= 1 for count in counts):
             raise ValueError(
-                f"num_domains={num_domains} and ranks_per_domain={ranks_per_domain} must both be at least 1"
+                f"num_domains={num_domains!r} and ranks_per_domain={ranks_per_domain!r} must be integers of at least 1"
             )
         ranks_per_domain = int(ranks_per_domain)
         return cls(tuple(r // ranks_per_domain for r in range(int(num_domains) * ranks_per_domain)))

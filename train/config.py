@@ -1,5 +1,6 @@
 """Settings of a run: one frozen dataclass, its flags, and the only code of the trainer that reads them."""
 
+import contextlib
 import dataclasses
 import json
 import math
@@ -44,7 +45,7 @@ def _setting(default: Any, meaning: str) -> Any:
 
 @dataclasses.dataclass(frozen=True)
 class TrainConfig:
-    """Everything that decides a run. Each field but `of_weights` is a flag of the same name; `config.json` keeps it."""
+    """Everything that decides a run. Each field with a help text is a flag; `config.json` keeps them all."""
 
     data: tuple[str, ...] = _setting(
         (),
@@ -137,6 +138,8 @@ class TrainConfig:
     of_weights: ModelConfig | None = None
     """Shapes of the folder that the run started from, if they take the place of those of `model`, which then is the
     folder's name: later the folder may be gone."""
+    of_data: str = ""
+    """Digest of the tokens that the run trains on, from its start on."""
 
     def __post_init__(self) -> None:
         counts = (
@@ -153,6 +156,8 @@ class TrainConfig:
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
+        if not 0 <= self.seed < 2**31:
+            raise ValueError(f"--seed={self.seed} must be 0 to 2^31 - 1")
         for name in ("lr", "clip", "cap_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
@@ -230,7 +235,9 @@ class TrainConfig:
     def save(self, path: pathlib.Path) -> None:
         """Writes the settings that a later `--resume` takes over."""
         of_weights = self.of_weights and self.of_weights.to_hf()
-        path.write_text(json.dumps({**dataclasses.asdict(self), "of_weights": of_weights}, indent=2) + "\n")
+        half = path.with_suffix(".half")  # A run that is stopped here still has its settings.
+        half.write_text(json.dumps({**dataclasses.asdict(self), "of_weights": of_weights}, indent=2) + "\n")
+        half.replace(path)
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -262,7 +269,9 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
             raise ValueError(f"--resume: {path} does not exist; name the folder of an earlier run with --run_dir")
         if given.get("init_from"):
             raise ValueError(f"--init_from={given['init_from']} starts a new run: leave --resume away, or this")
-        given = {**_kept(path), **({"of_weights": None} if "model" in given else {}), **given}
+        renewed: dict[str, Any] = {"of_weights": None} if "model" in given else {}
+        renewed |= {"of_data": ""} if "data" in given else {}
+        given = {**_kept(path), **renewed, **given}
     elif path.exists():
         raise ValueError(
             f"--run_dir={run_dir} already holds a run: add --resume to go on with it, or take another folder"
@@ -300,7 +309,16 @@ def _check_processes(given: dict[str, Any]) -> None:
 
 def _kept(path: pathlib.Path) -> dict[str, Any]:
     """The settings that `TrainConfig.save` wrote, but for the processes, which are those of each start."""
-    kept = json.loads(path.read_text())
+    try:
+        kept = _parse_kept(json.loads(path.read_text()))
+        with contextlib.suppress(ValueError):  # A flag may mend what a setting lacks.
+            TrainConfig(**kept)
+    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+        raise ValueError(f"{path} is damaged, or of another version, so the run cannot go on: {error}") from error
+    return kept
+
+
+def _parse_kept(kept: dict[str, Any]) -> dict[str, Any]:
     for name in ("coordinator", "num_processes", "process_id"):
         kept.pop(name, None)
     shapes = kept.get("of_weights")

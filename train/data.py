@@ -39,7 +39,11 @@ def load_tokens(patterns: Sequence[str]) -> np.ndarray:
     paths = _paths(patterns)
     if any(path.suffix == ".npy" for path in paths):
         parts = [_token_ids(path) for path in paths]
-        return np.concatenate(parts) if len(parts) > 1 else parts[0]
+        if len(parts) == 1:
+            return parts[0]
+        # Of mixed kinds NumPy would make floats.
+        same = len({part.dtype for part in parts}) == 1
+        return np.concatenate(parts, dtype=parts[0].dtype if same else np.int32, casting="unsafe")
     documents = itertools.chain.from_iterable(map(_read, paths)) if patterns else _library_documents()
     parts = []
     for document in documents:
@@ -106,6 +110,8 @@ def _token_ids(path: pathlib.Path) -> np.ndarray:
         raise DataError(f"{path}: needs a vector of integers, the ids of tokens")
     if ids.min() < 0:
         raise DataError(f"{path}: holds the token {ids.min()}, but ids begin at 0")
+    if ids.max() >= 2**31:
+        raise DataError(f"{path}: holds the token {ids.max()}, but ids end below 2^31")
     return ids
 
 
@@ -130,7 +136,7 @@ def _read(path: pathlib.Path) -> Iterator[bytes]:
 def _parse(line: bytes, place: str) -> bytes:
     try:
         record = json.loads(line)
-    except ValueError as error:
+    except (ValueError, RecursionError) as error:
         raise DataError(f"{place}: not JSON ({error})") from error
     text = record.get("text") if isinstance(record, dict) else None
     if not isinstance(text, str):

@@ -4,6 +4,7 @@ Parse, build, loop. Without arguments it reads Python's own library and trains o
 domains of four ranks.
 """
 
+import contextlib
 import dataclasses
 import functools
 import os
@@ -30,12 +31,13 @@ from train import report
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches
+from train.lock import sole_writer
 from train.mesh import is_cpu, make_topology
 from train.part import param_dtype
 from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
 from train.step import Program, build
-from train.together import load_same_tokens
+from train.together import load_same_tokens, together
 
 OnStep = Callable[[dict[str, Any]], None]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
@@ -77,10 +79,18 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         place = f"process {config.process_id} of {config.num_processes}"
         print(f"{place}: waiting for the others at {config.coordinator}", flush=True)
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    tokens = load_same_tokens(config)
+    tokens, of_data = load_same_tokens(config)
     largest, vocab = int(tokens.max()), config.shapes().vocab
     if largest >= vocab:
         raise ValueError(f"the data hold token {largest}, but the model has vocab={vocab}; bytes of text need {VOCAB}")
+    with contextlib.ExitStack() as stack:
+        with together():
+            if _is_lead():
+                stack.enter_context(sole_writer(pathlib.Path(config.run_dir), "--run_dir"))
+        return _train(dataclasses.replace(config, of_data=of_data), tokens, on_step)
+
+
+def _train(config: TrainConfig, tokens: np.ndarray, on_step: OnStep | None) -> dict[str, Any]:
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
     # What follows from this machine and shapes the state: a resumed run may be on another.
@@ -96,13 +106,16 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         done = int(state.step)
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
-        log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else None, keep=done)
+        with together():
+            # Both may refuse to go on with what is there: before the settings of an earlier start are replaced.
+            recorder = Recorder(config, program, done=done)
+            log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else None, keep=done)
         if _is_lead():
             config.save(run_dir / "config.json")
             # So that `models.checkpoint` knows the model of the arrays.
             write_json(run_dir / "checkpoints" / "config.json", config.shapes().to_hf())
         _say(_headline(config, program, len(tokens)))
-        _loop(config, program, state, stream, checkpoints, log, on_step)
+        _loop(config, program, state, stream, checkpoints, recorder, log, on_step)
     return _finish(config, program, log.records)
 
 
@@ -119,11 +132,11 @@ def _loop(
     state: TrainState,
     stream: grain.MapDataset,
     checkpoints: Checkpoints,
+    recorder: Recorder,
     log: report.Log,
     on_step: OnStep | None,
 ) -> None:
     done = int(state.step)
-    recorder = Recorder(config, program, done=done)
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
     _say("compiling: about a minute on a laptop")

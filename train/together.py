@@ -3,9 +3,11 @@
 Otherwise one that stops leaves the others waiting in a collective, and ones that differ train on a mixture of both.
 """
 
+import contextlib
 import dataclasses
 import hashlib
 import json
+from collections.abc import Iterator
 
 import jax
 import numpy as np
@@ -21,33 +23,50 @@ _OF_A_PROCESS = ("process_id", "coordinator", "data")
 """Settings that may differ between processes; what `data` names must hold the same."""
 
 
-def load_same_tokens(config: TrainConfig) -> np.ndarray:
-    """Reads the data of `config` on all processes of the program. Collective.
-
-    Returns:
-      Integers [n], as of `load_tokens`.
+@contextlib.contextmanager
+def together() -> Iterator[None]:
+    """What fails on one process fails on all, which say why: none waits for one that has left. Collective.
 
     Raises:
-      DataError: on all processes, if one could not read its data, or read something else than process 0.
-      ValueError: on all processes, if their settings differ.
+      ValueError: the reason of another process.
     """
-    fault: DataError | None = None
-    tokens = np.empty(0, np.uint16)
+    fault: Exception | None = None
     try:
-        tokens = load_tokens(config.data)
-    except DataError as error:
+        yield
+    except Exception as error:  # noqa: BLE001
+        # Whatever it is: the others do not have it.
         fault = error
-    reason = agree.first_reason(None if fault is None else str(fault))
+    reason = agree.first_reason(None if fault is None else f"{fault}" or type(fault).__name__)
     if fault is not None:
         raise fault
     if reason is not None:
-        raise DataError(reason)
+        raise ValueError(reason)
+
+
+def load_same_tokens(config: TrainConfig) -> tuple[np.ndarray, str]:
+    """Reads the data of `config` on all processes of the program. Collective.
+
+    Returns:
+      Integers [n], as of `load_tokens`; and a digest of them.
+
+    Raises:
+      DataError: on all processes, if they read other data than process 0, or than the run began with.
+      ValueError: on all processes, if one could not read its data, or their settings differ.
+    """
+    with together():
+        tokens = load_tokens(config.data)
+    digest = _digest_of(tokens)
     if jax.process_count() > 1:
         if others := _unlike_process_0(_digest_of_settings(config)):
             raise ValueError(f"{others} other settings than process 0: give all the same flags, but for --process_id")
-        if others := _unlike_process_0(_digest_of(tokens)):
+        if others := _unlike_process_0(digest):
             raise DataError(f"{others} other data than process 0: --data must name files of the same content on all")
-    return tokens
+    if config.of_data not in ("", digest.hex()):
+        raise DataError(
+            "the data are no longer those that this run began with, so it cannot go on as it would have: bring them"
+            " back, name with --data what it is to go on with, or start a new run"
+        )
+    return tokens, digest.hex()
 
 
 def _digest_of_settings(config: TrainConfig) -> bytes:

@@ -1,6 +1,7 @@
 """Records routing, microbatch by microbatch, without ever holding more than one of them."""
 
 import math
+import operator
 import os
 import pathlib
 import zipfile
@@ -128,6 +129,7 @@ class TraceWriter:
           ValueError: the writer is closed; shapes, experts or steps that do not fit; an array of which other processes
             hold a part: return it replicated from your compiled step, or use `multihost_utils.process_allgather`, and
             append in one process.
+          TypeError: a step that is no integer.
           OSError: the disk is full, or the like; what was appended before is unharmed.
         """
         if self._file.closed:
@@ -143,7 +145,7 @@ class TraceWriter:
             raise ValueError(f"expert_idx of shape {expert_idx.shape} has {num_tokens} tokens for {ranks} ranks")
         if expert_idx.max() >= head.num_experts:
             raise ValueError(f"expert_idx names expert {expert_idx.max()}, but there are {head.num_experts}")
-        step = self._last[0] + 1 if step is None else int(step)
+        step = self._last[0] + 1 if step is None else operator.index(step)
         if step < max(self._last[0], 0):
             raise ValueError(f"step={step} must be at least {max(self._last[0], 0)}: steps are recorded in order")
         part = self._last[1] + 1 if step == self._last[0] else 0

@@ -14,8 +14,9 @@ from train.experiments import checks, report
 from train.experiments.figures import FIGURES
 from train.experiments.record import Record, to_json
 from train.experiments.settings import Settings
-from train.experiments.store import Store, sole_writer
+from train.experiments.store import Store
 from train.experiments.summary import summary
+from train.lock import sole_writer
 
 MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
 
@@ -43,7 +44,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     out = Path(values.out or f"runs/experiments{'-full' * values.full}").expanduser()
     settings = Settings(values.full, values.seeds, out, values.resume)
     chosen = _chosen(values.figures)
-    with sole_writer(out):
+    with sole_writer(out, "--out"):
         yield from _run(settings, chosen)
 
 

@@ -1,10 +1,8 @@
 """What the folder of a run keeps of each figure, and when that may be kept."""
 
-import contextlib
-import fcntl
 import json
 import platform
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,25 +16,6 @@ from train.experiments.settings import Settings
 def environment() -> str:
     """What numbers depend on beside settings and code: JAX rounds as its version does, a corpus is Python's library."""
     return f"jax {jax.__version__}, Python {platform.python_version()}"
-
-
-@contextlib.contextmanager
-def sole_writer(out: Path) -> Iterator[None]:
-    """Makes the folder of a run, and keeps other commands out of it until the end.
-
-    Raises:
-      ValueError: another command is writing there.
-    """
-    out.mkdir(parents=True, exist_ok=True)
-    with (out / ".lock").open("w") as lock:
-        try:
-            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except BlockingIOError:
-            message = f"another command is writing to {out}: wait for it, or name another folder with --out"
-            raise ValueError(message) from None
-        except OSError:
-            pass  # Some file systems of clusters have no locks.
-        yield
 
 
 class Store:
