@@ -4,6 +4,7 @@ import dataclasses
 import functools
 import json
 import pathlib
+import shutil
 import signal
 
 import jax
@@ -17,6 +18,7 @@ from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
 from train.config import TrainConfig
 from train.data import batches, load_tokens
+from train.lock import sole_writer
 from train.mesh import make_mesh
 from train.step import Program, build
 
@@ -195,6 +197,28 @@ def test_a_step_that_overflows_changes_nothing(tight_run):
 
 def test_on_cpu_steps_take_extra_passes_by_themselves(whole_run):
     assert build(whole_run).exact_step is None
+
+
+def test_a_refused_resume_leaves_the_run_as_it_was(whole_run, tmp_path):
+    folder = shutil.copytree(whole_run.run_dir, tmp_path / "run")
+    before = (folder / "config.json").read_text(), (folder / "metrics.jsonl").read_text()
+    config = dataclasses.replace(whole_run, run_dir=str(folder), resume=True, steps=6, ep=4)
+    with pytest.raises(ValueError, match=r"cannot be continued: it was recorded with num_ranks=8"):
+        pretrain.train(config)
+    assert before == ((folder / "config.json").read_text(), (folder / "metrics.jsonl").read_text())
+
+
+def test_two_runs_do_not_share_a_folder(whole_run, tmp_path):
+    config = dataclasses.replace(whole_run, run_dir=str(tmp_path / "run"))
+    with (
+        sole_writer(tmp_path / "run", "--run_dir"),
+        pytest.raises(ValueError, match=r"another command is writing to .*run: wait for it, or name another folder"),
+    ):
+        pretrain.train(config)
+    assert not (tmp_path / "run").exists(), "nothing was put there"
+    with sole_writer(tmp_path / "run", "--run_dir"):
+        (tmp_path / "run" / "kept").touch()
+    assert sorted(path.name for path in (tmp_path / "run").iterdir()) == [".lock", "kept"]
 
 
 def test_too_few_devices_says_how_to_emulate():
