@@ -71,6 +71,8 @@ def test_speeds_and_given_rates(tmp_path):
     ("text", "options", "message"),
     [
         ("{", {}, "cannot be read as a measurement"),
+        ("[" * 200_000, {}, "cannot be read as a measurement"),
+        (json.dumps(GOOD | {"version": True}), {}, "has version True, expected 1"),
         ("[]", {}, "has version None, expected 1: measure again"),
         (json.dumps(GOOD | {"version": 2}), {}, "has version 2, expected 1"),
         (json.dumps({k: v for k, v in GOOD.items() if k != "gflops"}), {}, r"lacks \['gflops'\]"),

@@ -106,8 +106,9 @@ class Study:
         return (
             f"{plural(layer.num_experts, 'expert')} on {plural(ranks, 'rank')} in {plural(domains, 'domain')},"
             f" {plural(layer.num_slots, 'slot')} per rank; {self.workload}"
-            + f"; {self.pulls} pulls"
-            * (self.pulls != "direct")
+            + f"; {self.pulls} pulls" * (self.pulls != "direct")
+            + f"; effort {self.effort}" * (self.effort != "default")
+            + f", cap_factor {layer.cap_factor:g}" * self.capped
         )
 
 

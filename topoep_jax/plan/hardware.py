@@ -146,10 +146,10 @@ def _fs_per_byte(name: str, gbps: Any) -> int:
 def _read_measurement(path: Path) -> dict[str, Any]:
     try:
         found = json.loads(path.read_text())
-    except (OSError, ValueError) as error:
+    except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a measurement ({error}): write it with `topoep measure`") from error
     version = found.get("version") if isinstance(found, dict) else None
-    if version != MEASUREMENT_VERSION:
+    if not is_integer(version) or version != MEASUREMENT_VERSION:
         raise ValueError(f"{path} has version {version!r}, expected {MEASUREMENT_VERSION}: measure again")
     expected = {"inter_fs_per_byte", "intra_fs_per_byte", "gflops", "rank_speed", "num_devices", "num_domains"}
     missing = sorted(expected - set(found))

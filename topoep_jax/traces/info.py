@@ -77,7 +77,10 @@ class TraceInfo:
         Raises:
           ValueError: another format, a later version, a member that is missing or out of range.
         """
-        head = json.loads(text)
+        try:
+            head = json.loads(text)
+        except RecursionError:
+            raise ValueError("its head nests too deep") from None
         if not isinstance(head, Mapping) or head.get("format") != _FORMAT:
             raise ValueError(f"its head is {text[:60]!r}, not that of a {_FORMAT}")
         version = head.get("version")
