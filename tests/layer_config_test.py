@@ -1,6 +1,8 @@
 """A layer's configuration: everything that cannot work is refused when it is made, with what to do."""
 
 import re
+import subprocess
+import sys
 
 import pytest
 
@@ -66,3 +68,15 @@ def test_equal_options_make_equal_layers():
     again = LayerConfig(**SIZES, topology=NODES, router="deepseek_v2", router_options=tuple(options.items()))
     assert config == again and hash(config) == hash(again)
     assert config.router_options == (("num_groups", 4), ("scale", 16.0), ("topk_group", 2))
+
+
+def test_a_layer_starts_no_devices():
+    """`jax.distributed.initialize` must be able to come after it."""
+    text = f"""
+from jax._src import xla_bridge
+from topoep_jax import LayerConfig, Topology
+for router, options in (("deepseek_v2", {{"num_groups": 4, "topk_group": 2}}), ("glm4", {{"scale": 2.5}})):
+    LayerConfig(**{SIZES}, topology=Topology.uniform(2, 4), router=router, router_options=options)
+assert not xla_bridge._backends
+"""
+    subprocess.run([sys.executable, "-c", text], check=True)

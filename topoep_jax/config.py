@@ -213,11 +213,12 @@ class LayerConfig:
     def _try_router(self) -> None:
         """Raises what the router would at the first call: options that do not fit E, K or each other."""
         if self.router_options:
-            logits = jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)
-            options = dict(self.router_options)
+            # Shapes alone: a configuration may be made before JAX has started its devices.
+            arrays = {"logits": jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)}
             if self.router == "glm4":
-                options["correction_bias"] = jnp.zeros(self.num_experts, jnp.float32)
-            jax.eval_shape(lambda logits: get_router(self.router)(logits, self.top_k, **options), logits)
+                arrays["correction_bias"] = jax.ShapeDtypeStruct((self.num_experts,), jnp.float32)
+            options = {"top_k": self.top_k, **dict(self.router_options)}
+            jax.eval_shape(lambda arrays: get_router(self.router)(**arrays, **options), arrays)
 
     @property
     def num_ranks(self) -> int:

@@ -30,6 +30,7 @@ def sole_writer(folder: Path, flag: str) -> Iterator[None]:
         try:
             yield
         finally:
-            if list(folder.iterdir()) == [path]:
-                path.unlink()
-                folder.rmdir()
+            with contextlib.suppress(OSError):
+                if list(folder.iterdir()) == [path]:
+                    path.unlink()
+                    folder.rmdir()
