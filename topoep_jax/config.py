@@ -14,6 +14,7 @@ import numpy as np
 
 from topoep_jax.plan.api import IMPLEMENTATIONS
 from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.hardware import is_integer
 from topoep_jax.plan.pulls import MODES
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
 from topoep_jax.plan.topoep import EFFORTS
@@ -36,13 +37,9 @@ _CHOICES: dict[str, tuple[str, ...]] = {
 }
 
 
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)
-
-
 _KINDS: dict[type, tuple[Callable[[Any], bool], str]] = {
     bool: (lambda value: isinstance(value, bool | np.bool_), "True or False"),
-    int: (_is_integer, "an integer"),
+    int: (is_integer, "an integer"),
     float: (lambda value: _is_real(value) and math.isfinite(value), "a finite number"),
 }
 """Of a router's options: what fits, and in words."""
@@ -179,7 +176,7 @@ class LayerConfig:
         for name, least in (sizes | {"num_slots": None, "chunks": None}).items():
             value = getattr(self, name)
             _require(
-                _is_integer(value) and (least is None or value >= least),
+                is_integer(value) and (least is None or value >= least),
                 f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"),
             )
             object.__setattr__(self, name, int(value))

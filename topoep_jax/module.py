@@ -13,7 +13,7 @@ from jax.sharding import PartitionSpec as P
 
 from topoep_jax.config import STAGING_BYTES, Gemm, LayerConfig, Overflow, Residuals, Transport
 from topoep_jax.metrics import MoEMetrics, merge_over
-from topoep_jax.moe import Params, init_params, moe_layer
+from topoep_jax.moe import Params, holds_rows, init_params, moe_layer
 from topoep_jax.plan import Hardware, Status
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 from topoep_jax.routing import Forced, Routed, as_expert_idx
@@ -110,7 +110,7 @@ class MoE(nnx.Module):
             forced=forced,
         )
         for name, kind in (("dtype", dtype), ("param_dtype", param_dtype)):
-            if not _is_float(kind):
+            if not holds_rows(kind):
                 raise ValueError(f"{name}={kind} must be a float dtype of 16 bits or more, as in jnp.bfloat16")
         self.mesh, self.axis, self.data_axes, self.dtype = mesh, axis, tuple(data_axes), dtype
         for name, value in init_params(rngs.params(), self.config, param_dtype).items():
@@ -168,7 +168,7 @@ class MoE(nnx.Module):
         Raises:
           ValueError: shapes; outside jit also logits that no token can be routed by, and overflow that is only flagged.
         """
-        if not _is_float(getattr(x, "dtype", None)):
+        if not holds_rows(getattr(x, "dtype", None)):
             raise ValueError(f"x is {getattr(x, 'dtype', type(x).__name__)}, but an array of floats is needed")
         params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
         y, metrics, routed = _apply_on_mesh(
@@ -316,13 +316,6 @@ def _sharded_layer(
         return lax.reshape(value, shape, out_sharding=jax.typeof(x).sharding if explicit else None)
 
     return unflat(y), metrics, jax.tree.map(unflat, routed)
-
-
-def _is_float(kind: Any) -> bool:
-    try:
-        return kind is not None and jnp.issubdtype(kind, jnp.floating) and jnp.dtype(kind).itemsize >= 2
-    except TypeError:  # no dtype at all
-        return False
 
 
 def _per_token(name: str, value: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:

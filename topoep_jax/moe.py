@@ -175,6 +175,14 @@ def init_params(key: jax.Array, config: LayerConfig, dtype: Any = jnp.float32) -
     return params
 
 
+def holds_rows(dtype: Any) -> bool:
+    """Whether rows can be multiplied in this dtype: a float one of 16 bits or more."""
+    try:
+        return dtype is not None and jnp.issubdtype(dtype, jnp.floating) and jnp.dtype(dtype).itemsize >= 2
+    except TypeError:  # no dtype at all
+        return False
+
+
 def _logits(x: jax.Array, router: jax.Array) -> jax.Array:
     return lax.dot_general(x.astype(jnp.float32), router.astype(jnp.float32), (((1,), (0,)), ((), ())))
 
@@ -244,7 +252,7 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
             raise ValueError(f"params[{name!r}] must have shape {shape} on each rank, got {got}: see init_params")
     if x.ndim != 2 or x.shape[1] != config.hidden or x.shape[0] == 0:
         raise ValueError(f"x has shape {x.shape}, but [tokens, {config.hidden}] is needed: flatten the token axes")
-    if not jnp.issubdtype(x.dtype, jnp.floating) or x.dtype.itemsize < 2:
+    if not holds_rows(x.dtype):
         raise ValueError(
             f"x has dtype {x.dtype}, but rows are multiplied in it: cast it to a float dtype of 16 bits or more"
         )

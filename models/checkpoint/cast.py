@@ -17,8 +17,6 @@ class Cast:
 
     def __call__(self, name: str, values: np.ndarray, dtype: DTypeLike) -> np.ndarray:
         """The values in `dtype`, contiguous."""
-        if values.dtype == dtype:
-            return np.ascontiguousarray(values)
         if jnp.finfo(dtype).max >= jnp.finfo(values.dtype).max:
             return np.ascontiguousarray(values, dtype)
         with np.errstate(over="ignore"):
