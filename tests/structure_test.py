@@ -22,7 +22,7 @@ ORDER = [
     ["routing forced_routing", "shapes"],
     ["balance", "demand", "synthetic"],
     ["_cuda_build"],
-    ["plan _native _cuda"],
+    ["plan _native _native_ids _cuda"],
     ["config", "measure", "metrics"],
     ["transport", "traces"],
     ["transfer", "dispatch"],

@@ -4,6 +4,8 @@ Per layer and microbatch: routing -> demand -> plan -> transfer | dispatch -> ex
 with `moe_layer` inside your own shard_map or pmap, or with `solve_plan` alone to study planners.
 """
 
+import contextlib
+
 from topoep_jax import balance as balance
 from topoep_jax import linen as linen
 from topoep_jax.config import LayerConfig as LayerConfig
@@ -25,3 +27,8 @@ from topoep_jax.routing import Routed as Routed
 from topoep_jax.topology import Topology as Topology
 from topoep_jax.traces import TraceWriter as TraceWriter
 from topoep_jax.traces import open_trace as open_trace
+
+# Registers the custom calls, which programs that were exported elsewhere may hold. Where the extension does not load,
+# whatever needs it says so.
+with contextlib.suppress(ImportError):
+    from topoep_jax import _native as _native

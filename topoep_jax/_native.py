@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from topoep_jax._native_ids import OBJECTIVE_IDS, PLANNER_IDS, PULL_IDS
 from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.topoep.effort import EFFORTS, Candidate, candidates
 from topoep_jax.plan.types import Plan
@@ -24,16 +25,10 @@ except ImportError as error:
 TARGETS = {"topoep_plan": "cpu", "topoep_host_pull": "cpu", "topoep_host_push": "cpu"}
 """Platform of each FFI target of the extension."""
 
+window_sizes = _xla_ffi.group_sizes
+"""Bytes of every window and workspace of a group that serves one layer."""
+
 _CANDIDATE_FIELDS = len(dataclasses.fields(Candidate))
-
-PLANNER_IDS = {"none": 0, "topoep_paper": 1, "topoep": 2}
-"""`enum Planner` of xla_ffi/plan/plan.h."""
-
-PULL_IDS = {"direct": 0, "relayed": 1, "striped": 2, "best": 3}
-"""`enum Pulls` of xla_ffi/plan/plan.h."""
-
-OBJECTIVE_IDS = {"bottleneck": 0, "eq8": 1}
-"""`enum Objective` of xla_ffi/plan/plan.h."""
 
 for _name, _handler in _xla_ffi.registrations().items():
     jax.ffi.register_ffi_target(_name, _handler, platform=TARGETS[_name])

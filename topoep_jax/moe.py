@@ -12,7 +12,7 @@ from jax import lax
 
 from topoep_jax import routing
 from topoep_jax._compat import on_stream, vary_like
-from topoep_jax._native import PLANNER_IDS
+from topoep_jax._native_ids import PLANNER_IDS
 from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
 from topoep_jax.dispatch import measure_extent

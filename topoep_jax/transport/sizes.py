@@ -3,8 +3,7 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
-from topoep_jax import _xla_ffi
-from topoep_jax._native import PULL_IDS
+from topoep_jax._native_ids import PULL_IDS
 from topoep_jax.config import STAGING_BYTES
 from topoep_jax.plan.cost import MAX_REPLICAS
 from topoep_jax.plan.hardware import is_integer
@@ -53,7 +52,10 @@ def group_sizes(layers: Iterable[LayerSizes], topology: Topology, staging_bytes:
 
     Raises:
       ValueError: no layer has replica slots, a layer's sizes are out of range, or there is too little staging.
+      ImportError: the native extension does not load.
     """
+    from topoep_jax._native import window_sizes  # Here, so that the library imports without the extension.
+
     moving = [layer for layer in layers if layer.num_slots > 0]
     if not moving:
         raise ValueError("no layer has replica slots, and the device transport moves nothing but replicas")
@@ -71,7 +73,7 @@ def group_sizes(layers: Iterable[LayerSizes], topology: Topology, staging_bytes:
     bounce_bytes = _BOUNCE_BYTES if topology.num_domains > 1 else 0
     domains = list(topology.domain_of_rank)
     sizes = [
-        _xla_ffi.group_sizes(
+        window_sizes(
             domains,
             layer.num_mains,
             layer.num_slots,
