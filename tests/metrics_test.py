@@ -24,7 +24,9 @@ def make_case(seed):
 
 def of_case(omega, plan):
     zero = jnp.zeros((), jnp.int32)
-    return measure(jnp.asarray(omega), plan, TOPOLOGY, passes=zero + 1, overflow_rows=zero, dropped_rows=zero)
+    return measure(
+        jnp.asarray(omega), plan, TOPOLOGY, passes=zero + 1, passes_run=zero + 1, overflow_rows=zero, dropped_rows=zero
+    )
 
 
 @pytest.mark.parametrize("seed", range(4))
@@ -69,7 +71,7 @@ def test_groups_merge_to_the_worst_imbalance_mean_shares_and_summed_counts():
 
 def test_layers_are_collected_from_any_tree_and_told_in_one_line():
     first, second = (of_case(*make_case(seed)) for seed in range(2))
-    second = second._replace(passes=jnp.int32(3))
+    second = second._replace(passes=jnp.int32(3), passes_run=jnp.int32(3))
     stacked = collect_metrics({"blocks": [{"moe": (first,), "other": jnp.ones(3)}, {"moe": (second,)}]})
     for name in stacked._fields:
         want = np.stack([getattr(first, name), getattr(second, name)])
@@ -80,3 +82,27 @@ def test_layers_are_collected_from_any_tree_and_told_in_one_line():
     assert first.summary().endswith(", 1 pass")
     with pytest.raises(ValueError, match=r"no MoEMetrics in PyTreeDef.*: return the second result of every MoE"):
         collect_metrics({"loss": jnp.ones(())})
+
+
+def test_rows_that_are_missing_are_told():
+    """With "flag" only the first pass runs, with "drop" there is one: neither may read as if all rows were served."""
+    of_layer = of_case(*make_case(0))
+    short = of_layer._replace(passes=jnp.int32(3), overflow_rows=jnp.int32(7))
+    assert short.summary().endswith(", 1 of 3 passes: 7 rows are missing, run the batch again with overflow='loop'")
+    assert short._replace(passes_run=jnp.int32(3)).summary().endswith(" 3 passes")
+    dropped = of_layer._replace(overflow_rows=jnp.int32(7), dropped_rows=jnp.int32(7))
+    assert dropped.summary().endswith(", 1 pass, 7 rows dropped")
+    beside = of_layer._replace(passes=jnp.int32(2), passes_run=jnp.int32(2), overflow_rows=jnp.int32(5))
+    assert ", 1 of 3 passes: 7 rows are missing" in collect_metrics([beside, short]).summary()
+
+
+def test_layers_may_have_unlike_numbers_of_experts():
+    small, large = of_case(*make_case(0)), of_case(*make_case(1))
+    small = small._replace(num_experts=jnp.int32(5), expert_load=small.expert_load[:5])
+    stacked = collect_metrics([small, large])
+    assert stacked.num_experts.tolist() == [5, NUM_EXPERTS]
+    np.testing.assert_array_equal(stacked.expert_load, [[*small.expert_load, *[0] * 7], large.expert_load])
+    np.testing.assert_array_equal(stacked.imbalance, [small.imbalance, large.imbalance])
+    np.testing.assert_array_equal(collect_metrics([collect_metrics([small])]).expert_load, [small.expert_load[None]])
+    with pytest.raises(ValueError, match=r"stacked as \[\(\), \(2,\)\]: collect layers that were scanned"):
+        collect_metrics([small, stacked])

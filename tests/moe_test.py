@@ -236,6 +236,8 @@ def test_output_and_gradients_equal_the_dense_layer(program):
         passes.append(int(metrics.passes))
         replicas.append(float(metrics.replica))
         assert metrics.dropped_rows == 0
+        assert metrics.passes_run == (metrics.passes if program.config.overflow == "loop" else 1)
+        assert metrics.num_experts == program.config.num_experts
         assert not metrics.status & Status.BAD_INPUT
         assert (metrics.overflow_rows > 0) == (metrics.passes > 1)
         if metrics.status & Status.CAP_MET:

@@ -8,6 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from topoep_jax._compat import vary_like
 from topoep_jax.plan.types import Plan, Status
 from topoep_jax.topology import Topology
 
@@ -26,8 +27,11 @@ class MoEMetrics(NamedTuple):
       dropped_rows: Those among them that were dropped; 0 unless overflow="drop".
       passes: Receive buffers that hold all rows, 1 where the plan fits. With overflow="loop" all were run; with "flag"
         only the first, so that above 1 the layer's result is incomplete; with "drop" this is always 1.
+      passes_run: Those of them that were run.
       status: Bits of `topoep_jax.Status`: 1 is well, without 1 a rank exceeds the cap, with 8 nothing was routed.
-      expert_load: int32 [E]: assignments to each expert from all ranks.
+      num_experts: E.
+      expert_load: int32 [E]: assignments to each expert from all ranks. Of layers with unlike E, as `collect_metrics`
+        joins them, with zeros up to the largest E.
     """
 
     imbalance_before: jax.Array
@@ -39,29 +43,43 @@ class MoEMetrics(NamedTuple):
     overflow_rows: jax.Array
     dropped_rows: jax.Array
     passes: jax.Array
+    passes_run: jax.Array
     status: jax.Array
+    num_experts: jax.Array
     expert_load: jax.Array
 
     def summary(self) -> str:
         """What the planner did, in one line for people; outside jit, of one layer or of several (`collect_metrics`)."""
         here: MoEMetrics = jax.device_get(self)
-        passes = int(np.max(here.passes))
         return (
             f"busiest rank {np.mean(here.imbalance_before):.2f} -> {np.mean(here.imbalance):.2f} times the mean,"
             f" leaving their domain {np.mean(here.inter_domain_before):.0%} -> {np.mean(here.inter_domain):.0%},"
-            f" {int(np.sum(here.slots_used))} replicas, {passes} pass{'es' if passes > 1 else ''}"
+            f" {int(np.sum(here.slots_used))} replicas, {here._passes_in_words()}"
         )
+
+    def _passes_in_words(self) -> str:
+        """Of NumPy's arrays."""
+        short, dropped = np.asarray(self.passes > self.passes_run), int(np.sum(self.dropped_rows))
+        if short.any():
+            ran, needed = (int(np.max(np.asarray(field)[short])) for field in (self.passes_run, self.passes))
+            missing = int(np.sum(np.asarray(self.overflow_rows)[short]))
+            return f"{ran} of {needed} passes: {missing} rows are missing, run the batch again with overflow='loop'"
+        ran = int(np.max(self.passes_run))
+        return f"{ran} pass{'es' if ran > 1 else ''}" + (f", {dropped} rows dropped" if dropped else "")
 
 
 def collect_metrics(tree: Any) -> MoEMetrics:
     """The metrics of all layers: each field [num_layers, ...], in the order of the tree's leaves.
+
+    Layers may have different numbers of experts E. Then `expert_load` has zeros from each layer's own E, which
+    `num_experts` [num_layers] holds, up to the largest.
 
     Args:
       tree: any pytree that holds them: a list that the model returned, or what its blocks sowed, as
         `nnx.pop(model, nnx.Intermediate)` and linen's `intermediates` give it (both sort names as text).
 
     Raises:
-      ValueError: there are none.
+      ValueError: there are none, or some are of one layer and some stacked already.
     """
     leaves = jax.tree.leaves(tree, is_leaf=lambda node: isinstance(node, MoEMetrics))
     layers = [leaf for leaf in leaves if isinstance(leaf, MoEMetrics)]
@@ -69,7 +87,20 @@ def collect_metrics(tree: Any) -> MoEMetrics:
         raise ValueError(
             f"no MoEMetrics in {jax.tree.structure(tree)}: return the second result of every MoE, or sow it"
         )
-    return jax.tree.map(lambda *fields: jnp.stack(fields), *layers)
+    stacked = [jnp.shape(layer.num_experts) for layer in layers]
+    if len(set(stacked)) > 1:
+        raise ValueError(
+            f"some MoEMetrics are of one layer and some of several, stacked as {stacked}: collect layers that were"
+            " scanned or mapped apart from the others"
+        )
+    most = max(layer.expert_load.shape[-1] for layer in layers)
+
+    def widened(layer: MoEMetrics) -> MoEMetrics:
+        load = layer.expert_load
+        missing = [(0, 0)] * (load.ndim - 1) + [(0, most - load.shape[-1])]
+        return layer._replace(expert_load=jnp.pad(load, missing))
+
+    return jax.tree.map(lambda *fields: jnp.stack(fields), *map(widened, layers))
 
 
 def measure(
@@ -78,10 +109,11 @@ def measure(
     topology: Topology,
     *,
     passes: jax.Array,
+    passes_run: jax.Array,
     overflow_rows: jax.Array,
     dropped_rows: jax.Array,
 ) -> MoEMetrics:
-    """Metrics of a plan for demand omega, int32 [R, E]; the last three as in `MoEMetrics`."""
+    """Metrics of a plan for demand omega, int32 [R, E]; the last four as in `MoEMetrics`."""
     num_ranks, num_experts = omega.shape
     # A planner that refuses its input gives no quota, so that the shares below are of nothing.
     demand = jnp.maximum(omega, 0)
@@ -101,7 +133,9 @@ def measure(
         overflow_rows=overflow_rows,
         dropped_rows=dropped_rows,
         passes=passes,
+        passes_run=passes_run,
         status=jnp.asarray(plan.status),
+        num_experts=vary_like(jnp.full((), num_experts, jnp.int32), omega),
         expert_load=demand.sum(0, dtype=jnp.int32),
     )
 
@@ -111,7 +145,7 @@ def merge_over(metrics: MoEMetrics, axes: tuple[str, ...]) -> MoEMetrics:
     if not axes:
         return metrics
     # In one order, not that of sets, which differs from process to process: all must run the same program.
-    worst = ("imbalance_before", "imbalance", "passes")
+    worst = ("imbalance_before", "imbalance", "passes", "passes_run", "num_experts")
     mean = ("inter_domain_before", "inter_domain", "replica")
     summed = ("slots_used", "overflow_rows", "dropped_rows", "expert_load")
     merged = {name: lax.pmax(getattr(metrics, name), axes) for name in worst}

@@ -212,12 +212,13 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
 @jax.named_scope("topoep_metrics")
 def _measure(config: LayerConfig, omega: jax.Array, plan: Plan, quota: jax.Array, num_assignments: int) -> MoEMetrics:
     extent = measure_extent(config, quota, num_assignments)
-    drops = config.overflow == "drop"
+    one, drops = jnp.ones_like(extent.passes), config.overflow == "drop"
     return measure(
         omega,
         plan,
         config.topology,
-        passes=jnp.ones_like(extent.passes) if drops else extent.passes,
+        passes=one if drops else extent.passes,
+        passes_run=extent.passes if config.overflow == "loop" else one,
         overflow_rows=extent.overflow_rows,
         dropped_rows=extent.overflow_rows if drops else jnp.zeros_like(extent.overflow_rows),
     )
