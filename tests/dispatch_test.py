@@ -242,13 +242,13 @@ def layout_laws(config):
             first = [seen(layout, sum(sizes[:i]), i) for i in range(len(sizes))]
             rest = jax.vmap(lambda lo: seen(layout, lo, len(sizes)))(later)
             windows = jax.tree.map(lambda *v: jnp.concatenate([jnp.stack(v[:-1]), v[-1]]), *first, rest)
-            (send_from, send_size, send_at), (recv_from, recv_size, recv_at), aligned = windows
+            (send_from, send_size, send_at), (recv_from, recv_size, recv_at), placed = windows
             laws = [
                 tiles(send_from, send_size, layout.send_in, layout.send_rows),
                 tiles(send_at, send_size, layout.send_out, layout.send_rows),
                 tiles(recv_from, recv_size, layout.recv_in, layout.recv_rows),
                 tiles(recv_at, recv_size, layout.recv_out, layout.recv_rows),
-                aligned.all(),
+                placed.all(),
             ]
             return jnp.stack(laws), (send_from, send_size, send_at), (recv_from, recv_size, recv_at)
 
@@ -259,7 +259,8 @@ def layout_laws(config):
         return extent.passes, extent.overflow_rows, jnp.concatenate([laws.all(0), jnp.stack(agree)])
 
     def seen(layout, lo, index):
-        """Segments of a window on one rank, each [R, J] and in virtual rows, and whether its blocks are theirs."""
+        """Segments of a window on one rank, each [R, J] and in virtual rows, and whether its blocks are theirs, from
+        the first of which on they fill the rows that the window says."""
         rows = sizes[index] if index < len(sizes) else sum(sizes)
         count = config.num_mains if index + 1 < len(sizes) else config.num_instances
         win = window(layout, lo, rows, BLOCK, count)
@@ -270,7 +271,9 @@ def layout_laws(config):
         received = wide(back.output_offsets), wide(back.send_sizes), virtual(back.input_offsets, back.send_sizes)
         at, size = back.input_offsets.reshape(num_ranks, count), back.send_sizes.reshape(num_ranks, count)
         ends = win.block_instance[jnp.stack([at, at + jnp.maximum(size, 1) - 1]) // BLOCK]
-        return sent, received, ((ends == jnp.arange(count)[None, None]) | (size == 0)[None]).all()
+        blocks = ((ends == jnp.arange(count)[None, None]) | (size == 0)[None]).all()
+        inside = at + size <= (win.first_block * BLOCK + win.filled)[None]
+        return sent, received, blocks & (inside | (size == 0)).all() & (size.sum(0) == win.filled).all()
 
     def tiles(begin, size, whole_begin, whole_size):
         """Pieces [W, R, J] follow each other without a gap, and together are the whole."""

@@ -24,13 +24,14 @@ PIECES = 3
 QWEN3 = (2048, 768, 4, 2, 128 * 320)  # hidden, ffn, mains, slots, rows of a receive buffer
 
 
-def window(block_instance, first_block, num_blocks):
+def window(block_instance, first_block, filled):
     none = None  # The products need no segments.
-    return Window(block_instance.shape[0] * BLOCK_ROWS, none, none, block_instance, first_block, num_blocks)
+    return Window(block_instance.shape[0] * BLOCK_ROWS, none, none, block_instance, first_block, filled)
 
 
 def layout(rng):
-    """Blocks of random instances in their order, idle ones before the slots and at the end, some instances empty."""
+    """Blocks of random instances in their order, idle ones before the slots and at the end, some instances empty, and
+    rows in them that leave tails."""
     num_blocks = rng.multinomial(BLOCKS, rng.dirichlet(np.full(INSTANCES + 2, 0.5)))
     idle = num_blocks[INSTANCES]
     num_blocks = num_blocks[:INSTANCES]
@@ -39,18 +40,29 @@ def layout(rng):
     block_instance = np.full(BLOCKS, INSTANCES)
     for instance, (first, count) in enumerate(zip(first_block, num_blocks, strict=True)):
         block_instance[first : first + count] = instance
-    return [value.astype(np.int32) for value in (block_instance, first_block, num_blocks)]
+    filled = num_blocks * BLOCK_ROWS - rng.integers(0, BLOCK_ROWS, INSTANCES) * (num_blocks > 0)
+    return [value.astype(np.int32) for value in (block_instance, first_block, filled)]
 
 
-def operands(rng, block_instance):
-    """Parameters, rows, and sums to add to. Rows of idle blocks are no numbers: nobody may read them."""
+def is_filled(where):
+    """bool [ROWS]: which rows of the receive buffer somebody sent."""
+    _, first_block, filled = where
+    row = np.arange(ROWS)[:, None]
+    return ((row >= first_block * BLOCK_ROWS) & (row < first_block * BLOCK_ROWS + filled)).any(1)
+
+
+def operands(rng, where):
+    """Parameters, rows, and sums to add to. What nobody may read is no number: rows that no assignment fills, in idle
+    blocks and in tails, and parameters of instances without rows, which stand for slots that nobody uses."""
     draw = lambda *shape: rng.normal(size=shape).astype(np.float32)  # noqa: E731
-    idle = np.repeat(block_instance == INSTANCES, BLOCK_ROWS)
     rows = {"x": draw(ROWS, HIDDEN), "pre": draw(ROWS, 2 * FFN), "inner": draw(ROWS, FFN), "y": draw(ROWS, HIDDEN)}
     for value in rows.values():
-        value[idle] = np.nan
+        value[~is_filled(where)] = np.nan
     sums = {"gate_up": draw(MAINS, HIDDEN, 2 * FFN), "down": draw(INSTANCES, FFN, HIDDEN)}
-    return {"mains": draw(MAINS, SIZE), "slots": draw(SLOTS, SIZE)} | rows | sums
+    params = {"mains": draw(MAINS, SIZE), "slots": draw(SLOTS, SIZE)}
+    params["mains"][where[2][:MAINS] == 0] = np.nan
+    params["slots"][where[2][MAINS:] == 0] = np.nan
+    return params | rows | sums
 
 
 def products(gemm, where, values):
@@ -87,15 +99,19 @@ def expected(where, values):
     gate_up, down = params[:, :split].reshape(-1, HIDDEN, 2 * FFN), params[:, split:].reshape(-1, FFN, HIDDEN)
     instance = np.repeat(where[0], BLOCK_ROWS)
     member = (instance[:, None] == np.arange(INSTANCES)).astype(np.float64)
+    # Of rows in tails nobody reads the products.
+    of_tails = (instance < INSTANCES) & ~is_filled(where)
     pre = np.einsum("nh,nhf->nf", values["x"], gate_up[instance])
     gate_up_grad = np.einsum("ne,nh,nf->ehf", member, values["x"], values["pre"])
     down_grad = values["down"] + np.einsum("ne,nf,nh->efh", member, values["inner"], values["y"])
-    return {
+    by_row = {
         "pre": pre,
         "pre of mains": pre * (instance < MAINS)[:, None],
         "y": np.einsum("nf,nfh->nh", values["inner"], down[instance]),
         "x grad": np.einsum("nf,nhf->nh", values["pre"], gate_up[instance]),
         "inner grad": np.einsum("nh,nfh->nf", values["y"], down[instance]),
+    }
+    return {name: np.where(of_tails[:, None], np.nan, value) for name, value in by_row.items()} | {
         "gate_up grad, twice": values["gate_up"] + 2 * gate_up_grad[:MAINS],
         "down grad of slots": down_grad[MAINS:],
         "down grad in pieces": down_grad[:MAINS],
@@ -108,18 +124,21 @@ def test_products_of_random_layouts(gemm):
     for seed in range(20):
         rng = np.random.default_rng(seed)
         where = layout(rng)
-        values = operands(rng, where[0])
+        values = operands(rng, where)
         got = run(where, values)
         for name, want in expected(where, values).items():
-            np.testing.assert_allclose(got[name], want, rtol=1e-4, atol=1e-4, err_msg=f"{name}, layout {where}")
+            read = ~np.isnan(want)
+            np.testing.assert_allclose(
+                got[name][read], want[read], rtol=1e-4, atol=1e-4, err_msg=f"{name}, layout {where}"
+            )
         for instance in np.flatnonzero(where[2][:MAINS] == 0):
             np.testing.assert_array_equal(got["gate_up grad, twice"][instance], values["gate_up"][instance])
 
 
 def test_bf16_rows_are_summed_in_f32():
     rng = np.random.default_rng(0)
-    where = [np.array(value, np.int32) for value in ([0] * BLOCKS, [0] + [BLOCKS] * 4, [BLOCKS] + [0] * 4)]
-    values = {name: value.astype(jnp.bfloat16) for name, value in operands(rng, where[0]).items()}
+    where = [np.array(value, np.int32) for value in ([0] * BLOCKS, [0] + [BLOCKS] * 4, [ROWS] + [0] * 4)]
+    values = {name: value.astype(jnp.bfloat16) for name, value in operands(rng, where).items()}
     f32 = {name: np.asarray(value, np.float32) for name, value in values.items()}
     run = jax.jit(lambda where, x, mains: gmm(x, Instances(mains, None), window(*where), GATE_UP, gemm="scan"))
     want = jnp.asarray(expected(where, f32)["pre"], jnp.bfloat16)
@@ -138,7 +157,7 @@ def test_types_hold_under_check_vma():
     """Kernels for GPUs, which are traced on every platform, have results that vary as their operands do."""
     mesh = Mesh(np.array(jax.devices()[:2]), ("ep",))
     where = layout(np.random.default_rng(0))
-    values = operands(np.random.default_rng(0), where[0])
+    values = operands(np.random.default_rng(0), where)
     both = jax.tree.map(lambda value: np.stack([value, value]), (where, values))
 
     def on_rank(where, values):

@@ -16,6 +16,9 @@ from jax.sharding import PartitionSpec as P
 
 from tests.dense import dense_layer
 from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
+from topoep_jax._arrays import zeros_after
+from topoep_jax.dispatch import api as dispatch_api
+from topoep_jax.transfer import api as transfer_api
 
 NODES = Topology.uniform(2, 4)
 UNEVEN = Topology((0, 0, 0, 1, 1, 2, 2, 2))
@@ -25,13 +28,17 @@ DEEPSEEK = {"num_groups": 8, "topk_group": 3, "scale": 16.0}
 
 @dataclasses.dataclass(frozen=True)
 class Program:
-    """One compiled program: the layer's static description, tokens per rank, and the dtype of rows and parameters."""
+    """One compiled program: the layer's static description, tokens per rank, and the dtype of rows and parameters.
+
+    `garbage` puts NaN where `topoep_jax.experts.api` says that anything may be.
+    """
 
     name: str
     config: LayerConfig
     num_tokens: int
     dtype: str = "float32"
     least_passes: int = 1
+    garbage: bool = False
 
     @property
     def tolerance(self) -> float:
@@ -58,6 +65,7 @@ PROGRAMS = [
         37,
         "bfloat16",
         least_passes=2,
+        garbage=True,
     ),
     Program(
         "all_flag",
@@ -73,8 +81,15 @@ PROGRAMS = [
             **LITTLE_CAP | {"cap_factor": 0.8},
         ),
         37,
+        garbage=True,
     ),
-    Program("pallas_passes", layer(UNEVEN, 16, 3, 2, chunks=2, **PALLAS | {"cap_factor": 0.05}), 128, least_passes=2),
+    Program(
+        "pallas_passes",
+        layer(UNEVEN, 16, 3, 2, chunks=2, **PALLAS | {"cap_factor": 0.05}),
+        128,
+        least_passes=2,
+        garbage=True,
+    ),
     Program(
         "pallas_rows_flag_glm",
         layer(
@@ -83,13 +98,25 @@ PROGRAMS = [
         11,
     ),
     Program("pallas_all_bf16", layer(NODES, 16, 3, 2, residuals="all", chunks=2, **PALLAS), 37, "bfloat16"),
-    Program("ragged_flag_bf16", layer(NODES, 16, 3, 2, overflow="flag", chunks=2, **RAGGED), 37, "bfloat16"),
+    Program(
+        "ragged_flag_bf16",
+        layer(NODES, 16, 3, 2, overflow="flag", chunks=2, **RAGGED),
+        37,
+        "bfloat16",
+        garbage=True,
+    ),
     Program(
         "ragged_rows_glm",
         layer(Topology.uniform(8, 1), 8, 2, 1, router="glm4", router_options=GLM, residuals="rows", chunks=2, **RAGGED),
         37,
     ),
-    Program("ragged_all_passes", layer(UNEVEN, 16, 3, 2, residuals="all", **RAGGED | LITTLE_CAP), 37, least_passes=2),
+    Program(
+        "ragged_all_passes",
+        layer(UNEVEN, 16, 3, 2, residuals="all", **RAGGED | LITTLE_CAP),
+        37,
+        least_passes=2,
+        garbage=True,
+    ),
     Program("one_rank", layer(Topology((0,)), 4, 2, 0, shared_ffn=12), 1),
     Program("nodes_deepseek", layer(NODES, 32, 4, 4, router="deepseek_v2", router_options=DEEPSEEK, chunks=2), 24),
     Program("nodes_32", layer(Topology.uniform(4, 8), 64, 4, 2, ffn=4, chunks=2), 13),
@@ -168,21 +195,29 @@ def run_on_mesh(config, params, x, mask, *, check_vma=False, **options):
     return mapped(params, x, mask)
 
 
-def with_gradients(function):
+def with_gradients(function, *, garbage=False):
     """Compiles (params, x, mask or choices, target) -> ((loss, aux), gradients of params and x)."""
 
     def loss(params, x, extra, target):
         y, *aux = function(params, x, extra)
         return (y.astype(jnp.float32) * target).sum(), (y, *aux)
 
-    return jax.jit(jax.value_and_grad(loss, argnums=(0, 1), has_aux=True))
+    differentiated = jax.value_and_grad(loss, argnums=(0, 1), has_aux=True)
+
+    def traced(*args):
+        with pytest.MonkeyPatch.context() as patch:
+            for module in (dispatch_api, transfer_api) if garbage else ():
+                patch.setattr(module, "zeros_after", lambda *like: jnp.full_like(zeros_after(*like), jnp.nan))
+            return differentiated(*args)
+
+    return jax.jit(traced)
 
 
 @cache
 def compiled(program):
     config = program.config
     return (
-        with_gradients(partial(run_on_mesh, config)),
+        with_gradients(partial(run_on_mesh, config), garbage=program.garbage),
         with_gradients(lambda params, x, chosen: (dense_layer(params, x, config, chosen),)),
     )
 
@@ -246,6 +281,10 @@ def test_output_and_gradients_equal_the_dense_layer(program):
     assert min(passes) == 1 or program.least_passes > 1, "no scenario is compared"
     if program.config.num_slots and program.config.planner != "none":
         assert max(replicas) > 0.0, "no scenario of this program moves a replica"
+
+
+def test_each_form_of_product_meets_garbage():
+    assert {program.config.gemm for program in PROGRAMS if program.garbage} == {"auto", "pallas", "ragged_dot"}
 
 
 def test_any_two_choices_meet_in_a_program():

@@ -47,10 +47,11 @@ class Problem:
         count = mains + slots
         self.matrices = dict(zip(("gate_up", "down"), packed_matrices(hidden, ffn), strict=True))
         self.block_rows = block_rows
-        blocks = -(-rng.multinomial(rows, rng.dirichlet(np.full(count, 4.0))) // block_rows)
+        filled = rng.multinomial(rows, rng.dirichlet(np.full(count, 4.0)))
+        blocks = -(-filled // block_rows)
         num_blocks = -(-rows * 21 // 20 // block_rows) + count
         instance = np.append(np.repeat(np.arange(count), blocks), np.full(num_blocks - blocks.sum(), count))
-        where = (instance, np.cumsum(blocks) - blocks, blocks)
+        where = (instance, np.cumsum(blocks) - blocks, filled)
         self.where = [np.asarray(value, np.int32) for value in where]
 
         def draw(*shape: int) -> np.ndarray:
@@ -62,7 +63,8 @@ class Problem:
 
     def flops(self, matrix: Matrix, mains: int | None = None) -> int:
         """Of the blocks that are not idle, or of those of the first instances."""
-        return 2 * int(self.where[2][:mains].sum()) * self.block_rows * matrix.rows * matrix.cols
+        blocks = -(-self.where[2][:mains] // self.block_rows)
+        return 2 * int(blocks.sum()) * self.block_rows * matrix.rows * matrix.cols
 
 
 def gmm_candidates(problem: Problem, interpret: bool) -> Iterator[tuple[str, int, tiles.Tile, bool, Callable]]:

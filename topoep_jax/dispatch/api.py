@@ -33,7 +33,7 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
       axis_name: the expert-parallel axis.
 
     Returns:
-      [window.num_rows, ...]. Rows that no assignment fills are zero: they take part in weight gradients.
+      [window.num_rows, ...]. Rows that no assignment fills are zero, but need not be (`experts.api`).
     """
     empty = zeros_after(rows, (window.num_rows, *rows.shape[1:]), rows.dtype)
     return exchange(rows, empty, window.dispatch, axis_name)

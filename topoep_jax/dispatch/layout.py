@@ -63,8 +63,9 @@ class Window(NamedTuple):
     """int32 [n / block_rows]: instance of each block, J where the block is idle."""
     first_block: jax.Array
     """int32 [instances of the window]: first block of each."""
-    num_blocks: jax.Array
-    """int32 [instances of the window]: blocks of each."""
+    filled: jax.Array
+    """int32 [instances of the window]: rows of each, from the start of its first block; what is left of its last block
+    is a tail, which no assignment fills."""
 
 
 def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
@@ -188,7 +189,10 @@ def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, 
     hit = (block >= first[None]) & (block < last[None])
     idle = layout.start.shape[0]
     block_instance = jnp.where(hit.any(1), jnp.argmax(hit, 1).astype(jnp.int32), idle)
-    return Window(num_rows, to_instances, to_sources, block_instance, first, last - first)
+    filled = jnp.clip(layout.start + layout.recv_rows.sum(0, dtype=jnp.int32) - lo, 0, num_rows)[:num_instances]
+    # An instance that begins beyond the window has its first block at the end.
+    filled = jnp.maximum(filled - first * block_rows, 0)
+    return Window(num_rows, to_instances, to_sources, block_instance, first, filled)
 
 
 def _clip(

@@ -1,4 +1,13 @@
-"""The grouped products of a layer, each in the form that suits the platform."""
+"""The grouped products of a layer, each in the form that suits the platform.
+
+**What may hold anything, NaN too**, forward and backward, in every form, since nobody reads it:
+
+- the parameters of instances that have no rows, as those of slots that a plan leaves empty;
+- rows of a receive buffer that no assignment fills: idle blocks, and the tail of an instance's last block.
+
+A product keeps rows apart, so that what is in such a row stays in it, and is not sent home. Gradients of weights are
+sums over rows, and leave it out.
+"""
 
 from collections.abc import Callable, Sequence
 from functools import partial

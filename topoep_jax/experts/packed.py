@@ -108,11 +108,11 @@ class Work(NamedTuple):
     """int32 [n / block_rows]: instance of each block."""
     first_block: jax.Array
     """int32 [instances of the window]: first block of each."""
-    num_blocks: jax.Array
-    """int32 [instances of the window]: its blocks."""
+    filled: jax.Array
+    """int32 [instances of the window]: its rows, from the start of that block."""
 
     @classmethod
     def of(cls, job: WeightGrad) -> "Work":
         """The arrays of `job`."""
         window = job.window
-        return cls(job.inputs, job.grads, window.block_instance, window.first_block, window.num_blocks)
+        return cls(job.inputs, job.grads, window.block_instance, window.first_block, window.filled)

@@ -122,16 +122,24 @@ def wgrad(
         # The quotient tells the compiler how well the loads are aligned.
         left = _span(first_row[0] // tile.rows + row, tile.rows)
 
-        def step(k: jax.Array, sums: jax.Array, work: Work) -> jax.Array:
+        def step(k: jax.Array, sums: jax.Array, work: Work, own: jax.Array | None = None) -> jax.Array:
             terms = _span(k, tile.depth)
-            return sums + _dot(work.inputs[terms, left], work.grads[terms, _span(col, tile.cols)], 0, 0)
+            sides = work.inputs[terms, left], work.grads[terms, _span(col, tile.cols)]
+            if own is not None:
+                sides = tuple(jnp.where(own, side, jnp.zeros((), side.dtype)) for side in sides)
+            return sums + _dot(*sides, 0, 0)
 
-        @pl.when(sum(work.num_blocks[first_instance + instance] for work in operands) > 0)
+        @pl.when(sum(work.filled[first_instance + instance] for work in operands) > 0)
         def add() -> None:
             sums = out[at]
             for work in operands:
-                first, count = work.first_block[first_instance + instance], work.num_blocks[first_instance + instance]
-                sums = lax.fori_loop(first * steps, (first + count) * steps, partial(step, work=work), sums)
+                first, filled = work.first_block[first_instance + instance], work.filled[first_instance + instance]
+                whole, rest = first * steps + filled // tile.depth, filled % tile.depth
+                sums = lax.fori_loop(first * steps, whole, partial(step, work=work), sums)
+                # What lies behind the rows holds anything. Selecting in this step alone leaves the others as they are.
+                own = lax.broadcasted_iota(jnp.int32, (tile.depth, 1), 0) < rest
+                last = whole + (rest > 0).astype(jnp.int32)
+                sums = lax.fori_loop(whole, last, partial(step, work=work, own=own), sums)
             out[at] = sums
 
     return _pallas.call(

@@ -59,6 +59,7 @@ def wgrad(
 
 def _add(sums: jax.Array, work: Work, first_row: jax.Array, first_instance: int, block_rows: int) -> jax.Array:
     num_instances, height, _ = sums.shape
+    row = jnp.arange(block_rows, dtype=jnp.int32)[:, None]
 
     def step(sums: jax.Array, xs: tuple[jax.Array, jax.Array]) -> tuple[jax.Array, None]:
         block, instance = xs
@@ -66,6 +67,9 @@ def _add(sums: jax.Array, work: Work, first_row: jax.Array, first_instance: int,
         def add(sums: jax.Array) -> jax.Array:
             inputs = lax.dynamic_slice(work.inputs, (block * block_rows, first_row), (block_rows, height))
             grads = lax.dynamic_slice_in_dim(work.grads, block * block_rows, block_rows)
+            # The tail of an instance's last block holds anything.
+            own = row < work.filled[instance] - (block - work.first_block[instance]) * block_rows
+            inputs, grads = (jnp.where(own, rows, jnp.zeros((), rows.dtype)) for rows in (inputs, grads))
             product = lax.dot_general(inputs, grads, (((0,), (0,)), ((), ())), preferred_element_type=jnp.float32)
             held = instance - first_instance
             old = lax.dynamic_index_in_dim(sums, held, keepdims=False)
