@@ -37,7 +37,7 @@ ORDER = [
     ["aot"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
-READERS_OF_ENVIRONMENT = {"topoep_jax/_cuda_build.py", "train/config.py", "tests/conftest.py"}
+READERS_OF_ENVIRONMENT = {"topoep_jax/_cuda_build.py", "train/config.py", "conftest.py", "tests/leaks.py"}
 
 
 def python_files(*folders: str) -> list[Path]:

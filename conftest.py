@@ -1,4 +1,4 @@
-"""One process, 32 emulated CPU devices, a strict world: what every test file relies on.
+"""One process, 32 emulated CPU devices, a strict world, and nothing that outlives a test: of tests and doctests.
 
 Tests take submeshes of 1, 2, 8 or 32 devices. The environment is set before JAX is imported, since it reads it once.
 """
@@ -7,6 +7,8 @@ import ctypes
 import importlib.util
 import os
 import sys
+import tempfile
+from collections.abc import Iterator
 
 from tests.xla_flags import xla_flags
 
@@ -16,6 +18,8 @@ os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(num_dev
 import hypothesis
 import jax
 import pytest
+
+from tests import leaks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -32,6 +36,27 @@ hypothesis.settings.load_profile("repeatable")
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--require-cuda", action="store_true", help="where a CUDA package is missing, fail")
     parser.addoption("--transformers-python", help="an interpreter that has torch and transformers (tests/parity)")
+
+
+@pytest.fixture(autouse=True, scope="session")
+def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """What is made without a folder lands in one of this process, which `tests.leaks` can look at."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
+        patch.setattr(tempfile, "tempdir", None)
+        yield
+
+
+@pytest.fixture(autouse=True, scope="module")
+def nothing_outlives_a_file() -> Iterator[None]:
+    """As below, of what fixtures of a file's scope make."""
+    yield from leaks.of_a_file()
+
+
+@pytest.fixture(autouse=True)
+def nothing_outlives_a_test() -> Iterator[None]:
+    """Fails a test or doctest that leaves something behind, by its name. Is set up first, so it looks last."""
+    yield from leaks.of_a_test()
 
 
 @pytest.fixture(scope="session")

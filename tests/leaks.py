@@ -1,0 +1,203 @@
+"""What a test must leave as it found it, and what is still there of a test that did not.
+
+conftest.py looks before and after every test and doctest, and before and after every file. Tests run in any order, so
+what one makes and leaves is what another one, some day, trips over.
+
+What libraries keep for good is no leak where a rule below says so, and why. Everything else is one, and has to be ended
+by who made it: a fixture that yields, a `with`, `monkeypatch`.
+"""
+
+import gc
+import logging
+import os
+import random
+import reprlib
+import signal
+import stat
+import sys
+import tempfile
+import threading
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any
+
+import numpy as np
+import pytest
+
+State = Mapping[Any, Any]
+"""What there is of one kind, by name."""
+
+POOLS: dict[str, str] = {}
+"""Names of threads that outlive a test, by their start, and why they may."""
+
+_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_CHILDREN = f"/proc/self/task/{os.getpid()}/children"
+_PATIENCE_S = 10.0  # for threads that are about to end; only a test that leaves one waits
+
+
+def environment() -> State:
+    # pytest itself notes there which test runs, and in which phase.
+    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+
+
+def transport_groups() -> State:
+    module = sys.modules.get("topoep_jax.transport.device")
+    return dict(module._registry.groups) if module else {}
+
+
+def jax_options() -> State:
+    """The configuration, with what a `with` sets in this thread, such as a mesh or a policy of promotion."""
+    jax = sys.modules.get("jax")
+    return {**jax.config.values, "the mesh": jax.sharding.get_abstract_mesh()} if jax else {}
+
+
+def random_states() -> State:
+    kind, key, position, *normal = np.random.get_state()  # noqa: NPY002
+    return {"random": random.getstate(), "numpy.random": (kind, key.tobytes(), position, *normal)}
+
+
+def numpy_options() -> State:
+    return {**np.geterr(), **np.get_printoptions()}
+
+
+def folder() -> State:
+    return {"the working directory": os.getcwd()}
+
+
+def open_files() -> State:
+    """Files and folders. Sockets, pipes and the like belong to loops of events and pools, which libraries keep."""
+    found = {}
+    for number in os.listdir("/proc/self/fd"):
+        try:
+            mode = os.fstat(int(number)).st_mode
+            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
+                found[number] = os.readlink(f"/proc/self/fd/{number}")
+        except OSError:  # that of the listing itself
+            continue
+    return found
+
+
+def temporary_files() -> State:
+    return dict.fromkeys(os.listdir(tempfile.gettempdir()), "")
+
+
+def threads() -> State:
+    return {thread: thread.name for thread in threading.enumerate() if not thread.name.startswith(tuple(POOLS))}
+
+
+def children() -> State:
+    try:
+        with open(_CHILDREN) as file:
+            return dict.fromkeys(file.read().split(), "")
+    except FileNotFoundError:  # a kernel without this list
+        return {}
+
+
+def signal_handlers() -> State:
+    return {
+        number.name if isinstance(number, signal.Signals) else number: signal.getsignal(number) for number in _SIGNALS
+    }
+
+
+def interpreter() -> State:
+    """What imports and programs read of `sys`."""
+    lists = {name: tuple(getattr(sys, name)) for name in ("argv", "path", "meta_path", "path_hooks")}
+    return {**lists, "excepthook": sys.excepthook, "stdout": sys.__stdout__, "recursionlimit": sys.getrecursionlimit()}
+
+
+def modules() -> State:
+    return dict(sys.modules)
+
+
+def logs() -> State:
+    logger = logging.getLogger("topoep_jax")
+    return {"the root": logging.root.level, "topoep_jax": (logger.level, logger.propagate, tuple(logger.handlers))}
+
+
+def figures() -> State:
+    pyplot = sys.modules.get("matplotlib.pyplot")
+    return dict.fromkeys(pyplot.get_fignums(), "") if pyplot else {}
+
+
+KINDS: dict[str, Callable[[], State]] = {
+    "transport group": transport_groups,
+    "environment variable": environment,
+    "JAX option": jax_options,
+    "random state": random_states,
+    "NumPy option": numpy_options,
+    "folder": folder,
+    "open file": open_files,
+    "temporary file": temporary_files,
+    "thread": threads,
+    "child process": children,
+    "signal handler": signal_handlers,
+    "attribute of sys": interpreter,
+    "module": modules,
+    "logger": logs,
+    "figure": figures,
+}
+
+Snapshot = dict[str, State]
+
+_MAY_END = {"open file", "temporary file", "thread", "child process", "figure"}
+_NOTHING = object()
+_reported: set[tuple[str, str]] = set()
+
+
+def look() -> Snapshot:
+    return {kind: state() for kind, state in KINDS.items()}
+
+
+def left_since(before: Snapshot) -> dict[tuple[str, str], str]:
+    """What changed since `before` and is a leak: a line for each kind and name."""
+    changed = [kind for kind, state in KINDS.items() if state() != before[kind]]
+    if any(_differences(kind, before[kind]) for kind in changed):
+        # What nobody holds is closed when it is collected, and a thread may be at its last instruction.
+        gc.collect()
+        for thread in threads().keys() - before["thread"].keys():
+            thread.join(_PATIENCE_S)
+    return {(kind, str(name)): line for kind in changed for name, line in _differences(kind, before[kind]).items()}
+
+
+def of_a_test() -> Iterator[None]:
+    """The body of a fixture: looks, lets the test run, and fails where it left something."""
+    before = look()
+    yield
+    found = left_since(before)
+    _reported.update(found)
+    _complain("this test", found)
+
+
+def of_a_file() -> Iterator[None]:
+    """The same of what a file's fixtures left; its tests have been told what they did."""
+    before = look()
+    _reported.clear()
+    yield
+    found = left_since(before)
+    _complain("this file", {leak: line for leak, line in found.items() if leak not in _reported})
+
+
+def _complain(owner: str, found: dict[tuple[str, str], str]) -> None:
+    if found:
+        pytest.fail(f"{owner} leaves behind:\n" + "\n".join(f"  {line}" for line in found.values()), pytrace=False)
+
+
+def _differences(kind: str, before: State) -> dict[Any, str]:
+    after = KINDS[kind]()
+    found = {}
+    for name in {**before, **after}:
+        was, now = before.get(name, _NOTHING), after.get(name, _NOTHING)
+        # A module that was imported stays. Whoever made a file, a thread or the like may end it at any time.
+        allowed = was is _NOTHING if kind == "module" else now is _NOTHING and kind in _MAY_END
+        if was != now and not allowed:
+            found[name] = f"{kind} {_told(kind, name, was, now)}"
+    return found
+
+
+def _told(kind: str, name: Any, was: Any, now: Any) -> str:
+    if kind in {"random state", "module"}:
+        return f"{name}: was changed"
+    if was is _NOTHING:
+        return f"{name}: {reprlib.repr(now)} is new"
+    if now is _NOTHING:
+        return f"{name}: {reprlib.repr(was)} is gone"
+    return f"{name}: {reprlib.repr(was)} became {reprlib.repr(now)}"
