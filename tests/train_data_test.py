@@ -1,16 +1,21 @@
 """Data and settings: every fault names its place, and a batch is a pure function of seed and step."""
 
 import dataclasses
+import hashlib
 import json
+import pathlib
 import re
+import subprocess
 import sys
+import tempfile
 
 import numpy as np
 import pytest
 from absl import flags
 
+from train import data
 from train.config import TrainConfig, define_flags, from_flags
-from train.data import SEPARATOR, VOCAB, DataError, batches, load_tokens
+from train.data import SEPARATOR, VOCAB, DataError, batches, load_tokens, read_tokens
 
 
 def test_default_text_is_the_standard_library():
@@ -39,6 +44,10 @@ def test_own_text_is_joined_with_separators(tmp_path):
         ("a.jsonl", b"[1]", "a.jsonl, line 1: needs an object"),
         ("a.jsonl", b"[" * 200_000, "a.jsonl, line 1: not JSON"),
         ("a.jsonl", b"\xff", "a.jsonl, line 1: not JSON"),
+        ("a.jsonl", b" \n\r\n", "a.jsonl: the file is empty"),
+        ("a.txt", b"\xef\xbb\xbf", "a.txt: the file is empty"),
+        ("a.txt", "hi".encode("utf-16"), "a.txt: the text is UTF-16 or UTF-32: store it as UTF-8"),
+        ("a.jsonl", '{"text": "a"}'.encode("utf-32"), "a.jsonl: the text is UTF-16 or UTF-32: store it as UTF-8"),
     ],
 )
 def test_bad_files_are_named(tmp_path, name, content, message):
@@ -50,9 +59,38 @@ def test_bad_files_are_named(tmp_path, name, content, message):
 def test_missing_and_unreadable_files_are_named(tmp_path):
     with pytest.raises(DataError, match=r"none-\*.txt matches no file"):
         load_tokens([str(tmp_path / "none-*.txt")])
-    (tmp_path / "folder.txt").mkdir()
-    with pytest.raises(DataError, match=r"folder\.txt: Is a directory"):
-        load_tokens([str(tmp_path / "folder.txt")])
+    (tmp_path / "here").mkdir()
+    for name, wanted in (("", "*.txt"), ("a.npy", "*.npy"), ("b.jsonl", "*.jsonl")):
+        (tmp_path / "here" / name).exists() or (tmp_path / "here" / name).touch()
+        for pattern in ("here", "her[e]", "*"):
+            message = f"{tmp_path}/here is a folder: name its files, as in --data='{tmp_path}/here/{wanted}'"
+            with pytest.raises(DataError, match=re.escape(message)):
+                load_tokens([str(tmp_path / pattern)])
+    (tmp_path / "a.txt").mkdir()
+    (tmp_path / "a.txt" / "below.txt").touch()
+    with pytest.raises(DataError, match=re.escape(f"--data='{tmp_path}/a.txt/*.txt'")):
+        load_tokens([f"{tmp_path}/*.txt"])
+
+
+def test_what_is_there_has_its_name(tmp_path):
+    """Also where the name could be read as a glob; behind a folder of such a name globs are globs."""
+    folder = tmp_path / "corpus[v1]"
+    folder.mkdir()
+    (folder / "f.txt").write_bytes(b"q")
+    (folder / "g[1]*.txt").write_bytes(b"r")
+    (folder / "g1.txt").write_bytes(b"s")
+    for pattern, text in (("f.txt", b"q"), ("g[1]*.txt", b"r"), ("*.txt", b"qsr"), ("g[12].txt", b"s")):
+        want = [token for letter in text for token in (letter, SEPARATOR)]
+        assert load_tokens([str(folder / pattern)]).tolist() == want
+        assert load_tokens([f"{tmp_path}/corpus*/{pattern}"]).tolist() == (want if text != b"r" else [115, 256])
+
+
+def test_a_byte_order_mark_is_no_text(tmp_path):
+    (tmp_path / "a.txt").write_bytes(b"\xef\xbb\xbfhi")
+    (tmp_path / "a.jsonl").write_bytes(b'\xef\xbb\xbf{"text": "hi"}\r{"text": "\xef\xbb\xbf"}\n')
+    assert load_tokens([str(tmp_path / "a.txt")]).tolist() == [104, 105, SEPARATOR]
+    # Within text it is a character.
+    assert load_tokens([str(tmp_path / "a.jsonl")]).tolist() == [104, 105, SEPARATOR, 0xEF, 0xBB, 0xBF, SEPARATOR]
 
 
 def test_token_ids_are_taken_as_they_are(tmp_path):
@@ -79,6 +117,77 @@ def test_bad_token_ids_are_named(tmp_path, ids, message):
     np.save(tmp_path / "a.npy", ids)
     with pytest.raises(DataError, match=rf"a\.npy: {message}"):
         load_tokens([f"{tmp_path}/a.npy"])
+
+
+def test_data_are_the_same_in_whatever_blocks_they_are_read(tmp_path, monkeypatch):
+    text = bytes(range(256)) * 3
+    (tmp_path / "a.txt").write_bytes(text)
+    np.save(tmp_path / "a.npy", np.array([5, 70000, 3], np.int32))
+    np.save(tmp_path / "b.npy", np.array([2, 5], np.uint16))
+    sources = [f"{tmp_path}/a.txt"], [f"{tmp_path}/a.npy"], [f"{tmp_path}/*.npy"]
+    whole = [read_tokens(source) for source in sources]
+    assert whole[0].ids.tolist() == [*text, SEPARATOR]
+    assert [tokens.largest for tokens in whole] == [SEPARATOR, 70000, 70000]
+    # Of runs before data were read in blocks, which go on.
+    assert whole[1].digest.hex() == hashlib.blake2b(b"<i4" + whole[1].ids.tobytes(), digest_size=16).hexdigest()
+    monkeypatch.setattr(data, "_BLOCK", 2)
+    for source, tokens in zip(sources, whole, strict=True):
+        again = read_tokens(source)
+        np.testing.assert_array_equal(again.ids, tokens.ids)
+        assert again[1:] == tokens[1:]
+
+
+def test_no_room_for_the_tokens_is_said(tmp_path, monkeypatch):
+    (tmp_path / "a.txt").write_text("text")
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path / "gone"))
+    with pytest.raises(DataError, match=r"no room for the tokens .*: name a folder that has some with TMPDIR="):
+        load_tokens([str(tmp_path / "a.txt")])
+
+
+MEMORY = """
+import pathlib, re, sys
+from train.data import batches, read_tokens
+
+def peak():  # getrusage would count what the parent had.
+    return int(re.search(r"VmHWM:\\s*(\\d+) kB", pathlib.Path("/proc/self/status").read_text())[1]) << 10
+
+before = peak()
+for path in sys.argv[1:]:
+    ids = read_tokens([path]).ids
+    stream, count = batches(ids, batch_size=64, seq_len=1024, seed=0), len(ids) // 300_000
+    for step in range(count):
+        stream[step]
+print(peak() - before)
+"""
+
+
+def _memory_of(*paths: pathlib.Path) -> int:
+    """Bytes that a process needs, more than before, to read each of the files and train on parts of them."""
+    done = subprocess.run([sys.executable, "-c", MEMORY, *map(str, paths)], capture_output=True, text=True, check=True)
+    return int(done.stdout)
+
+
+def _large_files(folder: pathlib.Path, size: int) -> list[pathlib.Path]:
+    """Text of `size` bytes as .txt and as .jsonl, and as many token ids."""
+    block = b"some words of a text " * 50_000
+    paths = [folder / f"a{suffix}" for suffix in (".txt", ".jsonl", ".npy")]
+    with paths[0].open("wb") as text, paths[1].open("w") as lines:
+        for _ in range(-(-size // len(block))):
+            text.write(block)
+            lines.write((json.dumps({"text": block[:10_000].decode()}) + "\n") * (len(block) // 10_000))
+    np.save(paths[2], np.zeros(size, np.int32))
+    return paths
+
+
+def test_data_may_be_larger_than_memory(tmp_path):
+    size = 16_000_000
+    assert _memory_of(*_large_files(tmp_path, size)) < 2 * size
+
+
+@pytest.mark.full
+def test_200_megabytes_of_text_cost_little_memory(tmp_path):
+    for path in _large_files(tmp_path, 200_000_000):
+        assert _memory_of(path) < 60_000_000
 
 
 def test_text_and_token_ids_do_not_mix(tmp_path):

@@ -17,9 +17,10 @@ def test_one_process_reads_its_data(tmp_path):
     path = tmp_path / "text.txt"
     path.write_text("some text")
     config = TrainConfig(data=(str(path),))
-    tokens, digest = load_same_tokens(config)
-    np.testing.assert_array_equal(tokens, load_tokens(config.data))
-    assert load_same_tokens(dataclasses.replace(config, of_data=digest))[1] == digest
+    tokens = load_same_tokens(config)
+    digest = tokens.digest.hex()
+    np.testing.assert_array_equal(tokens.ids, load_tokens(config.data))
+    assert load_same_tokens(dataclasses.replace(config, of_data=digest)).digest.hex() == digest
     path.write_text("some texts")
     with pytest.raises(DataError, match="no longer those that this run began with"):
         load_same_tokens(dataclasses.replace(config, of_data=digest))
@@ -34,7 +35,7 @@ def read_everywhere(folder: str) -> None:
 
     def read(**other) -> np.ndarray:
         """Process 1 has other settings."""
-        return load_same_tokens(dataclasses.replace(shared, process_id=here, **(other if here == 1 else {})))[0]
+        return load_same_tokens(dataclasses.replace(shared, process_id=here, **(other if here == 1 else {}))).ids
 
     again = pathlib.Path(folder) / "again.npy"
     np.testing.assert_array_equal(read(data=(str(again),), coordinator="127.0.0.1:1"), np.arange(100))

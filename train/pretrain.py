@@ -79,15 +79,16 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         place = f"process {config.process_id} of {config.num_processes}"
         print(f"{place}: waiting for the others at {config.coordinator}", flush=True)
         jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
-    tokens, of_data = load_same_tokens(config)
-    largest, vocab = int(tokens.max()), config.shapes().vocab
-    if largest >= vocab:
-        raise ValueError(f"the data hold token {largest}, but the model has vocab={vocab}; bytes of text need {VOCAB}")
+    tokens, vocab = load_same_tokens(config), config.shapes().vocab
+    if tokens.largest >= vocab:
+        raise ValueError(
+            f"the data hold token {tokens.largest}, but the model has vocab={vocab}; bytes of text need {VOCAB}"
+        )
     with contextlib.ExitStack() as stack:
         with together():
             if _is_lead():
                 stack.enter_context(sole_writer(pathlib.Path(config.run_dir), "--run_dir"))
-        return _train(dataclasses.replace(config, of_data=of_data), tokens, on_step)
+        return _train(dataclasses.replace(config, of_data=tokens.digest.hex()), tokens.ids, on_step)
 
 
 def _train(config: TrainConfig, tokens: np.ndarray, on_step: OnStep | None) -> dict[str, Any]:

@@ -15,10 +15,9 @@ from jax.experimental import multihost_utils
 
 from topoep_jax.transport import agree
 from train.config import TrainConfig
-from train.data import DataError, load_tokens
+from train.data import DataError, Tokens, read_tokens
 
 _DIGEST_BYTES = 16
-_BLOCK = 1 << 24
 _OF_A_PROCESS = ("process_id", "coordinator", "data")
 """Settings that may differ between processes; what `data` names must hold the same."""
 
@@ -43,43 +42,32 @@ def together() -> Iterator[None]:
         raise ValueError(reason)
 
 
-def load_same_tokens(config: TrainConfig) -> tuple[np.ndarray, str]:
+def load_same_tokens(config: TrainConfig) -> Tokens:
     """Reads the data of `config` on all processes of the program. Collective.
-
-    Returns:
-      Integers [n], as of `load_tokens`; and a digest of them.
 
     Raises:
       DataError: on all processes, if they read other data than process 0, or than the run began with.
       ValueError: on all processes, if one could not read its data, or their settings differ.
     """
     with together():
-        tokens = load_tokens(config.data)
-    digest = _digest_of(tokens)
+        tokens = read_tokens(config.data)
     if jax.process_count() > 1:
         if others := _unlike_process_0(_digest_of_settings(config)):
             raise ValueError(f"{others} other settings than process 0: give all the same flags, but for --process_id")
-        if others := _unlike_process_0(digest):
+        if others := _unlike_process_0(tokens.digest):
             raise DataError(f"{others} other data than process 0: --data must name files of the same content on all")
-    if config.of_data not in ("", digest.hex()):
+    if config.of_data not in ("", tokens.digest.hex()):
         raise DataError(
             "the data are no longer those that this run began with, so it cannot go on as it would have: bring them"
             " back, name with --data what it is to go on with, or start a new run"
         )
-    return tokens, digest.hex()
+    return tokens
 
 
 def _digest_of_settings(config: TrainConfig) -> bytes:
     shared = {k: v for k, v in dataclasses.asdict(config).items() if k not in _OF_A_PROCESS}
     text = json.dumps(shared, sort_keys=True, default=repr)
     return hashlib.blake2b(text.encode(), digest_size=_DIGEST_BYTES).digest()
-
-
-def _digest_of(tokens: np.ndarray) -> bytes:
-    digest = hashlib.blake2b(tokens.dtype.str.encode(), digest_size=_DIGEST_BYTES)
-    for start in range(0, len(tokens), _BLOCK):  # of a file that is larger than memory, perhaps
-        digest.update(np.ascontiguousarray(tokens[start : start + _BLOCK]).data)
-    return digest.digest()
 
 
 def _unlike_process_0(mine: bytes) -> str:
