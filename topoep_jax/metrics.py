@@ -4,6 +4,7 @@ import functools
 from typing import Any, NamedTuple
 
 import jax
+import jax.export
 import jax.numpy as jnp
 import numpy as np
 from jax import lax
@@ -66,6 +67,10 @@ class MoEMetrics(NamedTuple):
             return f"{ran} of {needed} passes: {missing} rows are missing, run the batch again with overflow='loop'"
         ran = int(np.max(self.passes_run))
         return f"{ran} pass{'es' if ran > 1 else ''}" + (f", {dropped} rows dropped" if dropped else "")
+
+
+# So that programs that return them can be stored.
+jax.export.register_namedtuple_serialization(MoEMetrics, serialized_name="topoep_jax.MoEMetrics")
 
 
 def collect_metrics(tree: Any) -> MoEMetrics:

@@ -19,6 +19,7 @@ from topoep_jax.dispatch import measure_extent
 from topoep_jax.metrics import MoEMetrics, measure
 from topoep_jax.pipeline import planned_experts
 from topoep_jax.plan import Plan, solve_plan
+from topoep_jax.plan.mains import mains_only
 
 Params = dict[str, Any]
 
@@ -197,16 +198,17 @@ def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.A
 @jax.named_scope("topoep_plan")
 def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
     """The plan, made beside what does not need it: the order of the tokens, and shared experts."""
+    if config.planner == "none" or not config.num_slots:
+        cap_rows = config.cap_rows(num_assignments)
+        empty = mains_only(omega, num_slots=config.num_slots, cap_rows=cap_rows, block_rows=config.block_rows)
+        return vary_like(empty, omega)
 
     def solve(omega: jax.Array) -> Plan:
         return solve_layer_plan(config, omega, num_assignments)
 
     # A host callback, as the reference and the baselines are, must not be moved: XLA's partitioner fails on it.
-    # Nor must a planner without slots, which has nothing to search: empty results become constants, and XLA cannot
-    # compile constants on a stream of its own.
     is_native = config.planner in PLANNER_IDS and config.planner_implementation != "reference"
-    beside = config.num_slots and is_native
-    return (on_stream(_PLANNER_STREAM, solve) if beside else solve)(omega)
+    return (on_stream(_PLANNER_STREAM, solve) if is_native else solve)(omega)
 
 
 @jax.named_scope("topoep_metrics")
