@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax.sharding import Mesh
+from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from tests.plans import random_demand
 from topoep_jax import LayerConfig, MoE, MoEMetrics, Status, Topology, solve_plan
@@ -50,7 +50,10 @@ def test_the_recipe_exports_stores_and_calls_back():
         jax.export.export(run)(*arguments).serialize()
     allowed = [jax.export.DisabledSafetyCheck.custom_call("topoep_plan")]
     stored = jax.export.export(run, disabled_checks=allowed)(*arguments).serialize()
-    y, metrics = jax.export.deserialize(stored).call(*arguments)
+    # As of another process, in which the arguments lie on no mesh yet.
+    mesh = Mesh(np.array(jax.devices()[:2]), ("any",))
+    placed = jax.device_put(jax.tree.map(np.asarray, arguments), NamedSharding(mesh, PartitionSpec()))
+    y, metrics = jax.export.deserialize(stored).call(*placed)
     assert isinstance(metrics, MoEMetrics)
     jax.tree.map(np.testing.assert_array_equal, (y, metrics), run(*arguments))
 
