@@ -1,11 +1,11 @@
 # Each target sets up what it needs; everything lives in $(VENV).
 #
-#   make setup | train | experiments | experiments-full | test | test-full | test-cuda | parity | lint | bench
+#   make setup | train | experiments | experiments-full | quick | test | test-full | test-cuda | parity | lint | bench
 #        | kernel-table | mutants | clean
 #   VENV=.venv312       folder of the virtual environment
 #   PYTHON=python3.12   what it is made from, where it does not exist yet (default: the first of 3.11, 3.12, 3.13 that works)
 #   EXTRA=cuda13        also installs an extra of pyproject.toml: with cuda13 (or cuda12) training uses the GPUs
-#   ARGS="--steps=300"  passed on by train, experiments, experiments-full, test, test-full, test-cuda, parity, bench and mutants
+#   ARGS="--steps=300"  passed on by train, experiments, experiments-full, quick, test, test-full, test-cuda, parity, bench and mutants
 #   WORKERS=2           processes among which test and test-cuda divide their tests; 1 to 3 GiB of memory each
 
 PYTHON :=
@@ -17,11 +17,15 @@ PY := $(VENV)/bin/python
 PARITY_VENV := .venv-parity
 # A worker that runs out of tests takes some of another's; until then neighbours stay together, which share programs.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
+# What a change breaks most, and none of it compiles a layer: the structure of the project, the laws of plans and the
+# planners against each other, small; then configuration, messages, files and rows as integers.
+QUICK := $(addprefix tests/,$(addsuffix _test.py,structure topology layer_config topoep_reference plan_cost plan_tables))
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
-.PHONY: setup train experiments experiments-full test test-full test-cuda parity lint bench kernel-table mutants clean
+.PHONY: setup train experiments experiments-full quick test test-full test-cuda parity lint bench kernel-table mutants
+.PHONY: clean
 .DELETE_ON_ERROR:
 
 setup: same-python $(VENV)/.native $(EXTRA:%=$(VENV)/.extra-%)
@@ -38,8 +42,15 @@ experiments-full: setup $(VENV)/.extra-cuda-aot
 	$(PY) -m train.experiments --full --resume $(ARGS)
 	$(if $(ARGS),,@mkdir -p results/full && cp runs/experiments-full/summary.json results/full/experiments.json)
 
+# Under 30 seconds: for every few lines, where `make lint` and `make test` are for a commit.
+quick: setup
+	tools/lint_changed.sh $(VENV)/bin
+	$(PY) -m pytest $(QUICK) $(ARGS)
+
+# In another order every time: files, and tests within a file, which share programs. The first lines tell the seed, and
+# ARGS=--random-order-seed=SEED repeats it.
 test: setup
-	$(PYTEST) $(ARGS)
+	$(PYTEST) --random-order $(ARGS)
 
 test-full: setup
 	@mkdir -p results/full

@@ -15,6 +15,7 @@ import reprlib
 import signal
 import stat
 import sys
+import sysconfig
 import tempfile
 import threading
 from collections.abc import Callable, Iterator, Mapping
@@ -31,6 +32,7 @@ POOLS: dict[str, str] = {}
 
 _SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
 _CHILDREN = f"/proc/self/task/{os.getpid()}/children"
+_PACKAGES = sysconfig.get_path("purelib")
 _PATIENCE_S = 10.0  # for threads that are about to end; only a test that leaves one waits
 
 
@@ -64,7 +66,10 @@ def folder() -> State:
 
 
 def open_files() -> State:
-    """Files and folders. Sockets, pipes and the like belong to loops of events and pools, which libraries keep."""
+    """Files and folders. Sockets, pipes and the like belong to loops of events and pools, which libraries keep.
+
+    So do they with files of their own: matplotlib keeps fonts open.
+    """
     found = {}
     for number in os.listdir("/proc/self/fd"):
         try:
@@ -73,7 +78,7 @@ def open_files() -> State:
                 found[number] = os.readlink(f"/proc/self/fd/{number}")
         except OSError:  # that of the listing itself
             continue
-    return found
+    return {number: path for number, path in found.items() if not path.startswith(_PACKAGES)}
 
 
 def temporary_files() -> State:

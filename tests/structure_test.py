@@ -116,7 +116,7 @@ def test_the_environment_is_read_in_few_places() -> None:
     native = [path for path in (ROOT / "xla_ffi").rglob("*") if path.suffix in {".cc", ".cu", ".h", ".cuh"}]
     readers = {
         name_of(path)
-        for path in [*python_files(*PYTHON_FOLDERS), *native]
+        for path in [ROOT / "conftest.py", *python_files(*PYTHON_FOLDERS), *native]
         if path.name != "structure_test.py" and pattern.search(path.read_text())
     }
     assert readers <= READERS_OF_ENVIRONMENT
