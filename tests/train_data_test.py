@@ -262,11 +262,14 @@ def parse(monkeypatch, tmp_path):
 @pytest.mark.parametrize(
     ("line", "message"),
     [
-        ("--coordinator=a:1 --process_id=3", "--coordinator belongs to a run of several processes: say of how many"),
-        ("--process_id=0", "--process_id belongs to a run of several processes"),
-        ("--num_processes=2", "--coordinator and --process_id and --run_dir missing"),
+        ("--coordinator=a:1 --process_id=3", "--num_processes missing: a run of several processes needs all of"),
+        ("--process_id=0", "--coordinator and --num_processes missing"),
+        ("--num_processes=2", "--coordinator and --process_id missing"),
         ("--num_processes=2 --coordinator=a:1 --run_dir=r", "--process_id missing"),
-        ("--num_processes=2 --coordinator=a:1 --process_id=1", "--run_dir missing"),
+        (
+            "--num_processes=2 --coordinator=a:1 --process_id=1",
+            "--run_dir missing: the 2 processes of a run need the same",
+        ),
         ("--num_processes=2 --coordinator=a:1 --process_id=2 --run_dir=r", "--process_id=2 must be 0 to 1 with"),
     ],
 )

@@ -1,10 +1,12 @@
 """The one place that knows what differs between the supported JAX versions (0.10.2 and 0.12)."""
 
+import os
 import warnings
 from collections.abc import Callable
 from typing import Any
 
 import jax
+from jax._src import clusters, distributed
 from jax.experimental import compute_on
 
 
@@ -61,3 +63,21 @@ def on_stream(stream: int, function: Callable[..., Any]) -> Callable[..., Any]:
     # The new form has another name in jax 0.10.
     place: Any = getattr(compute_on, "compute_on2", None) or compute_on.compute_on
     return place(function, compute_type=f"gpu_stream:{stream}", out_memory_spaces=jax.memory.Space.Device)
+
+
+def detect_processes(method: str | None, timeout_s: int) -> tuple[str | None, int | None, int | None]:
+    """What JAX's detection of launchers says: address of process 0, number of processes, and which one this is.
+
+    `jax.distributed.initialize` uses it, too, but only while it starts, and then also chooses devices.
+    """
+    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
+    found = clusters.ClusterEnv.auto_detect_unset_distributed_params(address, None, None, [], method, timeout_s)
+    return found[:3]
+
+
+def exchange(key: str, text: str, timeout_s: int = 300) -> list[str]:
+    """The texts that all processes give under a key that is used once, in order. Collective; needs no devices."""
+    state = distributed.global_state
+    state.client.key_value_set(f"topoep_jax/{key}/{state.process_id}", text)
+    names = (f"topoep_jax/{key}/{process}" for process in range(state.num_processes))
+    return [state.client.blocking_key_value_get(name, 1000 * timeout_s) for name in names]

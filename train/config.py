@@ -15,6 +15,7 @@ from models import MODEL_TYPES, DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
 from models.checkpoint import read_config
 from models.checkpoint.folder import config_faults, config_file
 from models.decoder import Remat
+from topoep_jax import launch
 from topoep_jax.config import Transport
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 
@@ -131,8 +132,10 @@ class TrainConfig:
         None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
     )
 
-    coordinator: str = _setting("", "host:port of process 0, for runs of several processes")
-    num_processes: int = _setting(1, "processes of the run")
+    coordinator: str = _setting(
+        "", "host:port of process 0, for runs of several processes; Slurm, Open MPI and Kubernetes say it by themselves"
+    )
+    num_processes: int = _setting(1, "processes of the run; 1 runs alone whatever started it")
     process_id: int = _setting(0, "which of them this is")
 
     of_weights: ModelConfig | None = None
@@ -261,7 +264,7 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     given: dict[str, Any] = {f.name: parsed[f.name].value for f in _flags() if parsed[f.name].present}
     if "data" in given:
         given["data"] = tuple(given["data"])
-    _check_processes(given)
+    given |= _processes(given)
     run_dir = given.get("run_dir") or _default_run_dir(resume=bool(given.get("resume")))
     path = pathlib.Path(run_dir, "config.json")
     if given.get("resume"):
@@ -292,19 +295,18 @@ def _flags() -> list[dataclasses.Field[Any]]:
     return [field for field in dataclasses.fields(TrainConfig) if "help" in field.metadata]
 
 
-def _check_processes(given: dict[str, Any]) -> None:
-    """Raises ValueError if flags are missing: a process that does not know of the others would train by itself."""
-    if "num_processes" not in given:
-        for name in ("coordinator", "process_id"):
-            if name in given:
-                raise ValueError(f"--{name} belongs to a run of several processes: say of how many, --num_processes=..")
-    elif given["num_processes"] > 1:
-        missing = [f"--{name}" for name in ("coordinator", "process_id", "run_dir") if given.get(name) in (None, "")]
-        if missing:
-            raise ValueError(
-                f"--num_processes={given['num_processes']} needs --coordinator=host:port, the --process_id of each, and"
-                f" a --run_dir for all: {' and '.join(missing)} missing"
-            )
+def _processes(given: dict[str, Any]) -> dict[str, Any]:
+    """The settings of the flags, or of the launcher, that say which of several processes this is.
+
+    Raises:
+      ValueError: some are missing: a process that does not know of the others would train by itself.
+    """
+    job = launch.find(given.get("coordinator"), given.get("num_processes"), given.get("process_id"))
+    if job.num_processes == 1:
+        return {"num_processes": 1, "process_id": 0}
+    if not given.get("run_dir"):
+        raise ValueError(f"--run_dir missing: the {job.num_processes} processes of a run need the same one")
+    return {"coordinator": job.coordinator, "num_processes": job.num_processes, "process_id": job.process_id}
 
 
 def _kept(path: pathlib.Path) -> dict[str, Any]:

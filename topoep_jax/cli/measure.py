@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from absl import flags
 
+from topoep_jax import launch
 from topoep_jax.cli.output import check_writable, plural, table
 from topoep_jax.measure import measure
 from topoep_jax.plan.hardware import rate_flags, unmeasured_links
@@ -29,9 +30,14 @@ def define() -> flags.FlagValues:
         "repeats", 5, "timed runs of each measurement, of which the median counts", 1, flag_values=values
     )
     flags.DEFINE_string(
-        "coordinator", None, "host:port of process 0, in a job of several processes", flag_values=values
+        "coordinator",
+        None,
+        "host:port of process 0, in a job of several processes; Slurm, Open MPI and Kubernetes say it by themselves",
+        flag_values=values,
     )
-    flags.DEFINE_integer("num_processes", None, "processes of the job", 1, flag_values=values)
+    flags.DEFINE_integer(
+        "num_processes", None, "processes of the job; 1 measures alone whatever started it", 1, flag_values=values
+    )
     flags.DEFINE_integer("process_id", None, "which of them this is", 0, flag_values=values)
     return values
 
@@ -39,14 +45,9 @@ def define() -> flags.FlagValues:
 def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints."""
     check_writable("out", values.out, ".json")
-    job = {"coordinator": values.coordinator, "num_processes": values.num_processes, "process_id": values.process_id}
-    missing = [f"--{name}" for name, value in job.items() if value is None]
-    if len(missing) not in (0, len(job)):
-        raise ValueError(
-            f"{' and '.join(missing)} missing: a job of several processes needs all of --{', --'.join(job)}"
-        )
-    if not missing:
-        jax.distributed.initialize(values.coordinator, values.num_processes, values.process_id)
+    job = launch.find(values.coordinator, values.num_processes, values.process_id)
+    launch.connect(job)
+    launch.check_devices(job)
     found = measure(values.out, topology=_topology(values.domains), repeats=values.repeats)
     yield _report(found)
     links = unmeasured_links(found)
