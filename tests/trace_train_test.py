@@ -9,7 +9,7 @@ import jax
 import numpy as np
 import pytest
 
-from tests.train_runs import settings
+from tests.train_runs import loads_of, settings
 from topoep_jax import Topology, open_trace
 from train import pretrain
 from train.step import build
@@ -51,7 +51,7 @@ def test_the_trace_is_what_the_metrics_counted(run_dir):
         assert (info.num_experts, info.num_ranks, info.topology) == (8, 4, Topology.uniform(2, 2))
         assert (info.layers, info.model, info.hidden, info.ffn) == ((1, 2), "glm4-tiny", 16, 8)
         omega = np.stack([trace.omega(index) for index in range(16)]).reshape(4, 4, 2, 4, 8)
-        assert [line["expert_load"] for line in lines] == omega.sum(axis=(1, 3)).tolist()
+        assert loads_of(run_dir) == omega.sum(axis=(1, 3)).tolist()
         # Without replicas, the busiest rank of any group and microbatch; the log has means over the layers.
         load = omega.sum(axis=3).reshape(4, 4, 2, 4, 2).sum(axis=4)
         worst = (load.max(axis=3) / load.mean(axis=3)).max(axis=1).mean(axis=1)

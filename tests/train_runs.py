@@ -3,6 +3,8 @@
 import json
 import pathlib
 
+import numpy as np
+
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig
 from train.state import TrainState
@@ -39,6 +41,11 @@ def metrics_of(run_dir: pathlib.Path) -> list[dict]:
     """The lines of a run without what a clock measured."""
     lines = (run_dir / "metrics.jsonl").read_text().splitlines()
     return [{k: v for k, v in json.loads(line).items() if k != "tokens_per_s"} for line in lines]
+
+
+def loads_of(run_dir: pathlib.Path) -> list:
+    """Of a run: what every expert of every layer was assigned, step by step."""
+    return np.load(run_dir / "expert_load.npy").tolist()
 
 
 def restored(config: TrainConfig) -> TrainState:

@@ -12,7 +12,7 @@ import numpy as np
 import pytest
 
 from tests.multiprocess_worker import run_processes
-from tests.train_runs import metrics_of, restored, settings, text_of
+from tests.train_runs import loads_of, metrics_of, restored, settings, text_of
 from topoep_jax import Topology, open_trace
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
@@ -24,8 +24,8 @@ from train.step import Program, build
 
 WANTED = {
     *("step", "loss", "grad_norm", "tokens_per_s", "imbalance_before", "imbalance", "inter_domain_before"),
-    *("inter_domain", "replica", "overflow_rows", "slots_used", "dropped_rows", "passes", "status", "expert_load"),
-    "rerun",
+    *("inter_domain", "replica", "overflow_rows", "slots_used", "dropped_rows", "passes", "status", "rerun"),
+    "planner",
 }
 # Without replicas, and with receive buffers that three of the four batches do not fit.
 TIGHT = {"planner": "none", "cap_factor": 1.5}
@@ -84,7 +84,7 @@ def test_a_run_leaves_its_files(whole_run):
     lines = [json.loads(line) for line in (run_dir / "metrics.jsonl").read_text().splitlines()]
     assert [line["step"] for line in lines] == [1, 2, 3, 4]
     assert all(line.keys() >= WANTED for line in lines)
-    assert all(np.shape(line["expert_load"]) == (2, 16) for line in lines)
+    assert np.shape(loads_of(run_dir)) == (4, 2, 16)
     assert all(line["dropped_rows"] == 0 and line["inter_domain"] < line["inter_domain_before"] for line in lines)
     summary = json.loads((run_dir / "summary.json").read_text())
     assert summary["steps"] == 4
@@ -101,7 +101,7 @@ def test_recorded_routing_is_what_the_metrics_counted(whole_run):
         assert (info.num_experts, info.num_ranks, info.topology) == (16, 8, Topology.uniform(2, 4))
         assert (info.layers, info.model, info.hidden, info.ffn) == ((0, 1), "qwen3-tiny", 16, 8)
         omega = np.stack([trace.omega(index) for index in range(4)])
-    assert [line["expert_load"] for line in lines] == omega.sum(axis=2).tolist()
+    assert loads_of(pathlib.Path(whole_run.run_dir)) == omega.sum(axis=2).tolist()
     load = omega.sum(axis=2).reshape(4, 2, 8, 2).sum(axis=3)
     means = (load.max(axis=2) / load.mean(axis=2)).mean(axis=1)
     np.testing.assert_allclose([line["imbalance_before"] for line in lines], means, rtol=1e-6)
@@ -121,7 +121,8 @@ def test_interrupted_and_resumed_equals_uninterrupted_bit_for_bit(whole_run, tmp
     # As if the process had died in a step behind its checkpoint.
     path.write_bytes(whole.read_bytes()[: whole.stat().st_size * 2 // 3])
     pretrain.train(dataclasses.replace(config, resume=True))
-    assert metrics_of(tmp_path / "run") == metrics_of(pathlib.Path(whole_run.run_dir))
+    for of in (metrics_of, loads_of):
+        assert of(tmp_path / "run") == of(pathlib.Path(whole_run.run_dir))
     assert path.read_bytes() == whole.read_bytes()
     jax.tree.map(np.testing.assert_array_equal, restored(config), restored(whole_run))
     with pytest.raises(ValueError, match="has done 4 of --steps=4: ask for more with --steps"):
@@ -244,6 +245,7 @@ def test_two_processes_start_like_one_and_run_what_overflows_again(whole_run, tm
     here = metrics_of(pathlib.Path(whole_run.run_dir))[0]
     assert there["loss"] == pytest.approx(here["loss"], rel=1e-6)
     assert there["grad_norm"] == pytest.approx(here["grad_norm"], rel=1e-5)
-    assert there["expert_load"] == here["expert_load"]
+    (load,) = loads_of(tmp_path / "run")
+    assert load == loads_of(pathlib.Path(whole_run.run_dir))[0]
     with open_trace(tmp_path / "run" / "routing.npz") as trace:
-        assert trace.omega(0).sum(axis=1).tolist() == here["expert_load"]
+        assert trace.omega(0).sum(axis=1).tolist() == load

@@ -32,6 +32,7 @@ from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches
 from train.lock import sole_writer
+from train.log import LOADS, METRICS, Log, make_record, read_columns
 from train.mesh import is_cpu, make_topology
 from train.part import param_dtype
 from train.recording import Recorder
@@ -110,14 +111,22 @@ def _train(config: TrainConfig, tokens: np.ndarray, on_step: OnStep | None) -> d
         with together():
             # Both may refuse to go on with what is there: before the settings of an earlier start are replaced.
             recorder = Recorder(config, program, done=done)
-            log = report.Log(run_dir / "metrics.jsonl" if _is_lead() else None, keep=done)
+            log = _open_log(config, done) if _is_lead() else None
         if _is_lead():
             config.save(run_dir / "config.json")
             # So that `models.checkpoint` knows the model of the arrays.
             write_json(run_dir / "checkpoints" / "config.json", config.shapes().to_hf())
         _say(_headline(config, program, len(tokens)))
         _loop(config, program, state, stream, checkpoints, recorder, log, on_step)
-    return _finish(config, program, log.records)
+    return _finish(config, program) if _is_lead() else {}
+
+
+def _open_log(config: TrainConfig, done: int) -> Log:
+    shapes = config.shapes()
+    log = Log(pathlib.Path(config.run_dir), layers=shapes.num_moe_layers, experts=shapes.num_experts, keep=done)
+    if log.lost:
+        _say(f"{config.run_dir}/{METRICS} has lost {log.lost} of the {done} steps before; the run goes on without them")
+    return log
 
 
 def first_state(config: TrainConfig, program: Program) -> TrainState:
@@ -134,7 +143,7 @@ def _loop(
     stream: grain.MapDataset,
     checkpoints: Checkpoints,
     recorder: Recorder,
-    log: report.Log,
+    log: Log | None,
     on_step: OnStep | None,
 ) -> None:
     done = int(state.step)
@@ -144,7 +153,8 @@ def _loop(
     # Compiled ahead, so that the first step's tokens per second mean something.
     step = program.step.lower(state, program.place(stream[done])).compile()
     _say(f"compiled in {time.perf_counter() - began:.0f} s")
-    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress, recorder:
+    logged = log or contextlib.nullcontext()
+    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress, recorder, logged:
         while done < config.steps and not interrupt.asked():
             batch = program.place(stream[done])
             began = time.perf_counter()
@@ -159,8 +169,11 @@ def _loop(
                 raise RunStopped(_diagnosis(done + 1, metrics, config, checkpoints.latest()))
             done += 1
             seconds = time.perf_counter() - began
-            record = report.make_record(done, metrics, tokens=batch_tokens, seconds=seconds, rerun=rerun)
-            log.append(record)
+            record = make_record(
+                done, metrics, tokens=batch_tokens, seconds=seconds, rerun=rerun, planner=config.planner
+            )
+            if log is not None:
+                log.append(record, metrics.moe.expert_load)
             recorder.record(done, metrics)
             progress.show(record)
             if done % config.save_every == 0:
@@ -168,7 +181,6 @@ def _loop(
             if on_step:
                 on_step(record)
     checkpoints.save(state)
-    log.close()
     if done < config.steps:
         _say(f"Stopped after step {done}, which is saved. Go on with: {_resume_command(config)}")
 
@@ -193,15 +205,16 @@ def _fetch(metrics: StepMetrics, recorded: bool) -> StepMetrics:
     return fetched
 
 
-def _finish(config: TrainConfig, program: Program, records: list[dict[str, Any]]) -> dict[str, Any]:
-    if not _is_lead() or not records:
-        return {}
-    summary = report.summarize(records, planner=config.planner, topology=make_topology(config, program.mesh))
+def _finish(config: TrainConfig, program: Program) -> dict[str, Any]:
     run_dir = pathlib.Path(config.run_dir)
-    paths = report.write_report(run_dir, records, summary)
+    columns = read_columns(run_dir / METRICS)
+    if not columns["step"].size:
+        return {}
+    summary = report.summarize(columns, topology=make_topology(config, program.mesh))
+    paths = report.write_report(run_dir, columns, summary)
     _say("\n" + report.comparison(summary))
     routing = [Recorder.FILE] if config.record_routing else []
-    names = ", ".join(["metrics.jsonl", *(path.name for path in paths), *routing, "checkpoints/"])
+    names = ", ".join([METRICS, LOADS, *(path.name for path in paths), *routing, "checkpoints/"])
     _say(f"\nIn {run_dir}: {names}")
     return summary
 
