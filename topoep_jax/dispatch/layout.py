@@ -158,7 +158,7 @@ def _served_by_lower_ranks(send_rows: jax.Array, expert: jax.Array, num_experts:
 def _served_below(quota: jax.Array, expert: jax.Array, me: jax.Array) -> jax.Array:
     """[R, J] per source: rows of my instance's expert that ranks below me serve. Never an [R, E, R] array."""
     num_ranks, num_instances = expert.shape
-    below = (jnp.arange(num_ranks) < me)[None, :, None]
+    below = (jnp.arange(num_ranks, dtype=jnp.int32) < me)[None, :, None]
     same = (expert[me][:, None, None] == expert[None]) & below & (expert[None] >= 0)  # [J, R, J]
     flat = quota.reshape(num_ranks, num_ranks * num_instances)
     return lax.dot_general(
