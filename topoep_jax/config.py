@@ -2,6 +2,7 @@
 
 import dataclasses
 import fractions
+import functools
 import inspect
 import math
 import numbers
@@ -121,8 +122,9 @@ class LayerConfig:
 
     def __post_init__(self) -> None:
         options = self.router_options
+        pairs = isinstance(options, tuple) and all(isinstance(pair, tuple) and len(pair) == 2 for pair in options)
         _require(
-            isinstance(options, Mapping | tuple), f"router_options={options!r} must be a dict, as in {{'scale': 2.5}}"
+            pairs or isinstance(options, Mapping), f"router_options={options!r} must be a dict, as in {{'scale': 2.5}}"
         )
         object.__setattr__(self, "router_options", tuple(sorted(dict(options).items())))
         self._check_types()
@@ -144,7 +146,8 @@ class LayerConfig:
             f"cap_factor={self.cap_factor!r} must be a finite positive number: it sizes the receive buffer in units of"
             " the mean load, 1.05 is the default",
         )
-        self._try_router()
+        if self.router_options:
+            _try_router(self.router, experts, self.top_k, self.router_options)
         _require(self.chunks in (1, 2), f"chunks={self.chunks} must be 1 or 2")
         for name, allowed in _CHOICES.items():
             value = getattr(self, name)
@@ -207,16 +210,6 @@ class LayerConfig:
             f"router {self.router!r} needs {missing} in router_options: take them from the model's configuration",
         )
 
-    def _try_router(self) -> None:
-        """Raises what the router would at the first call: options that do not fit E, K or each other."""
-        if self.router_options:
-            # Shapes alone: a configuration may be made before JAX has started its devices.
-            arrays = {"logits": jax.ShapeDtypeStruct((1, self.num_experts), jnp.float32)}
-            if self.router == "glm4":
-                arrays["correction_bias"] = jax.ShapeDtypeStruct((self.num_experts,), jnp.float32)
-            options = {"top_k": self.top_k, **dict(self.router_options)}
-            jax.eval_shape(lambda arrays: get_router(self.router)(**arrays, **options), arrays)
-
     @property
     def num_ranks(self) -> int:
         """R, the size of the expert-parallel axis."""
@@ -255,6 +248,16 @@ class LayerConfig:
         if self.chunks == 1:
             return (cap,)
         return (_round_up(-(-num_assignments // 8), self.block_rows), cap)
+
+
+@functools.lru_cache
+def _try_router(router: str, num_experts: int, top_k: int, options: tuple[tuple[str, Any], ...]) -> None:
+    """Raises what the router would at the first call: options that do not fit E, K or each other."""
+    # Shapes alone: a configuration may be made before JAX has started its devices.
+    arrays = {"logits": jax.ShapeDtypeStruct((1, num_experts), jnp.float32)}
+    if router == "glm4":
+        arrays["correction_bias"] = jax.ShapeDtypeStruct((num_experts,), jnp.float32)
+    jax.eval_shape(lambda arrays: get_router(router)(**arrays, top_k=top_k, **dict(options)), arrays)
 
 
 def _either(names: tuple[str, ...]) -> str:

@@ -1,31 +1,59 @@
-"""The MoE block as a Flax linen module."""
+"""`MoE`, the layer as a Flax linen module on a device mesh."""
 
-from typing import Any
+from collections.abc import Callable
 
+import jax
 from flax import linen as nn
-from flax import nnx
-from flax.nnx import bridge
 
-from topoep_jax import module
+from topoep_jax.config import LayerConfig
+from topoep_jax.moe import Initializer, Params, initializers
+from topoep_jax.on_mesh import CORRECTION_BIAS, OnMesh, Options, Place
 
 
-def MoE(hidden: int, ffn: int, num_experts: int, top_k: int, **options: Any) -> nn.Module:
+class MoE(Options, OnMesh, nn.Module):
     """`topoep_jax.MoE` as a linen module: `init(key, x)`, then `apply(variables, x, mask, replay)`.
 
+    Its fields are the arguments of `topoep_jax.MoE` but `rngs`, which linen's `params` stream replaces. The policy
+    `overflow` does not change parameters: modules of two policies share one set.
+
     Parameters are boxed as `nn.Partitioned`, so that `nn.get_sharding(jax.eval_shape(init, ...), mesh)` says where each
-    belongs. The policy `overflow` does not change them: modules of two policies share one set.
+    belongs. The "glm4" router's bias, which no gradient trains, is not in "params": it has the collection
+    "correction_bias" for itself.
 
-    Args:
-      hidden, ffn, num_experts, top_k: as for `topoep_jax.MoE`.
-      **options: its keyword arguments but `rngs`, which linen's `params` stream replaces; and linen's own `name`.
-
-    Returns:
-      A module whose call returns what `topoep_jax.MoE` does: y, `MoEMetrics` and, with return_routing=True, `Routed`.
+    `nn.remat(MoE)`, `nn.scan(MoE, ..)` with tokens as the carry, and `nn.vmap(MoE, ..)` over tokens, parameters or both
+    compute what the layer does, call by call. The last two stack boxed parameters, so they need `metadata_params=
+    {nn.PARTITION_NAME: None}`, or there the mesh axis over which the stack is spread.
     """
-    return bridge.to_linen(module.MoE, hidden, ffn, num_experts, top_k, metadata_fn=_partitioned, **options)
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        self.place()  # Raises where the module is made.
+
+    @property
+    def config(self) -> LayerConfig:
+        """The layer without its mesh."""
+        return self.place().config
+
+    def setup(self) -> None:
+        """Finds or draws the parameters."""
+        place = self.place()
+        draws = {name: _boxed(place, name, draw) for name, draw in initializers(place.config, self.param_dtype).items()}
+        bias = draws.pop(CORRECTION_BIAS, None)
+        self.trained = {name: self.param(name, draw) for name, draw in draws.items()}
+        self.bias = None if bias is None else self.variable(CORRECTION_BIAS, CORRECTION_BIAS, bias, None)
+
+    __call__ = OnMesh.__call__
+
+    def _placed(self) -> tuple[Place, Params]:
+        bias = {} if self.bias is None else {CORRECTION_BIAS: self.bias.value}
+        return self.place(), {**self.trained, **bias}
 
 
-def _partitioned(variable: nnx.Variable) -> nn.Partitioned:
-    # Flax's default box holds the mesh and places its value whenever it is asked where that belongs, which shapes
-    # without values do not survive.
-    return nn.Partitioned(variable.get_value(), names=variable.get_metadata()["out_sharding"])
+def _boxed(place: Place, name: str, draw: Initializer) -> Callable[[jax.Array], nn.Partitioned[jax.Array]]:
+    """`draw`, whose result says over which mesh axes it is spread."""
+
+    def boxed(key: jax.Array) -> nn.Partitioned[jax.Array]:
+        value = draw(key)
+        return nn.Partitioned(value, place.names(name, value.ndim))
+
+    return boxed

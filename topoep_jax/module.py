@@ -1,31 +1,25 @@
-"""`MoE`, the layer as a Flax module on a device mesh (`topoep_jax.linen.MoE` is its linen form)."""
+"""`MoE`, the layer as a Flax nnx module on a device mesh (`topoep_jax.linen.MoE` is its linen form)."""
 
-from functools import partial
-from typing import Any, Literal, overload
+from typing import Any
 
-import jax
 import jax.numpy as jnp
-import numpy as np
 from flax import nnx
-from jax import lax
-from jax.sharding import Mesh, NamedSharding
-from jax.sharding import PartitionSpec as P
+from jax.sharding import Mesh
 
-from topoep_jax.config import STAGING_BYTES, Gemm, LayerConfig, Overflow, Residuals, Transport
-from topoep_jax.metrics import MoEMetrics, merge_over
-from topoep_jax.moe import Params, holds_rows, init_params, moe_layer
-from topoep_jax.plan import Hardware, Status
+from topoep_jax.config import STAGING_BYTES, Gemm, Overflow, Residuals, Transport
+from topoep_jax.moe import Params, init_params
+from topoep_jax.on_mesh import CORRECTION_BIAS, OnMesh, Options, Place, RouterOptions
+from topoep_jax.plan import Hardware
 from topoep_jax.plan.reference import DEFAULT_PLANNER
-from topoep_jax.routing import Forced, Routed, as_expert_idx
+from topoep_jax.routing import Forced
 from topoep_jax.topology import Topology
-from topoep_jax.transport import Group, group
 
 
 class CorrectionBias(nnx.Variable):
     """The selection bias of a "glm4" router: moved by a rule of the trainer, never by a gradient."""
 
 
-class MoE(nnx.Module):
+class MoE(OnMesh, nnx.Module):
     """A mixture-of-experts block that balances its ranks anew at every call; drop it in where an MLP was.
 
     Args:
@@ -61,7 +55,7 @@ class MoE(nnx.Module):
         mesh: Mesh,
         axis: str = "ep",
         router: str = "qwen3",
-        router_options: dict[str, Any] | None = None,
+        router_options: RouterOptions = None,
         num_slots: int = 2,
         planner: str = DEFAULT_PLANNER,
         effort: str = "fast",
@@ -83,22 +77,23 @@ class MoE(nnx.Module):
         data_axes: tuple[str, ...] = (),
         forced: Forced | None = None,
         rngs: nnx.Rngs,
-    ):
-        self.config = LayerConfig(
-            hidden=hidden,
-            ffn=ffn,
-            num_experts=num_experts,
-            top_k=top_k,
-            topology=_topology_on_mesh(mesh, axis, data_axes, topology),
+    ) -> None:
+        options = Options(
+            hidden,
+            ffn,
+            num_experts,
+            top_k,
+            mesh=mesh,
+            axis=axis,
             router=router,
-            router_options=router_options or {},
+            router_options=router_options,
             num_slots=num_slots,
             planner=planner,
             effort=effort,
             planner_implementation=planner_implementation,
             cap_factor=cap_factor,
             block_rows=block_rows,
-            chunks=_chunks_on_mesh(mesh) if chunks is None else chunks,
+            chunks=chunks,
             overflow=overflow,
             residuals=residuals,
             gemm=gemm,
@@ -106,221 +101,23 @@ class MoE(nnx.Module):
             transport=transport,
             pulls=pulls,
             shared_ffn=shared_ffn,
-            hardware=hardware or Hardware.h800(),
+            dtype=dtype,
+            param_dtype=param_dtype,
+            topology=topology,
+            hardware=hardware,
+            data_axes=data_axes,
             forced=forced,
         )
-        for name, kind in (("dtype", dtype), ("param_dtype", param_dtype)):
-            if not holds_rows(kind):
-                raise ValueError(f"{name}={kind} must be a float dtype of 16 bits or more, as in jnp.bfloat16")
-        self.mesh, self.axis, self.data_axes, self.dtype = mesh, axis, tuple(data_axes), dtype
-        for name, value in init_params(rngs.params(), self.config, param_dtype).items():
-            names = (axis, None) if name == "w" else (None,) * value.ndim
-            kind = CorrectionBias if name == "correction_bias" else nnx.Param
-            setattr(self, name, kind(value, out_sharding=names, mesh=mesh))
-
-    @overload
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: jax.Array | None = None,
-        replay: jax.Array | None = None,
-        *,
-        layer: jax.Array | int = 0,
-        step: jax.Array | int = 0,
-        return_routing: Literal[False] = False,
-    ) -> tuple[jax.Array, MoEMetrics]: ...
-
-    @overload
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: jax.Array | None = None,
-        replay: jax.Array | None = None,
-        *,
-        layer: jax.Array | int = 0,
-        step: jax.Array | int = 0,
-        return_routing: Literal[True],
-    ) -> tuple[jax.Array, MoEMetrics, Routed]: ...
-
-    def __call__(
-        self,
-        x: jax.Array,
-        mask: jax.Array | None = None,
-        replay: jax.Array | None = None,
-        *,
-        layer: jax.Array | int = 0,
-        step: jax.Array | int = 0,
-        return_routing: bool = False,
-    ) -> tuple[jax.Array, MoEMetrics] | tuple[jax.Array, MoEMetrics, Routed]:
-        """Routes, plans and runs the experts.
-
-        Args:
-          x: [..., H] tokens; their number must be a multiple of the ranks they are sharded over.
-          mask: bool [...], false for padding.
-          replay: int32 [..., K], recorded experts instead of the router's choice; negative entries are padding.
-          layer: index of this layer; only forced routing reads it.
-          step: index of this call; only forced routing reads it.
-          return_routing: also return what the router chose, to record it or for a balance loss.
-
-        Returns:
-          [..., H] in the module's dtype, `MoEMetrics` and, if asked for, `Routed`.
-
-        Raises:
-          ValueError: shapes; outside jit also logits that no token can be routed by, and overflow that is only flagged.
-        """
-        if not holds_rows(getattr(x, "dtype", None)):
-            raise ValueError(f"x is {getattr(x, 'dtype', type(x).__name__)}, but an array of floats is needed")
-        params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
-        y, metrics, routed = _apply_on_mesh(
-            params,
-            x.astype(self.dtype),
-            mask,
-            replay,
-            layer,
-            step,
-            config=self.config,
-            mesh=self.mesh,
-            axis=self.axis,
-            data_axes=self.data_axes,
-            return_routing=return_routing,
-        )
-        return (y, metrics) if routed is None else (y, metrics, routed)
-
-
-def _chunks_on_mesh(mesh: Mesh) -> int:
-    return 1 if mesh.devices.flat[0].platform == "cpu" else 2
-
-
-def _topology_on_mesh(mesh: Mesh, axis: str, data_axes: tuple[str, ...], topology: Topology | None) -> Topology:
-    """The topology of `axis`: read from the devices, or the given one if it fits."""
-    if isinstance(data_axes, str) or axis in data_axes:
-        raise ValueError(f"data_axes={data_axes!r} must be a tuple of mesh axes other than axis={axis!r}")
-    for name in (axis, *data_axes):
-        if name not in mesh.axis_names:
+        place = options.place()
+        if not isinstance(rngs, nnx.Rngs):
             raise ValueError(
-                f"the mesh has axes {tuple(mesh.axis_names)} but no axis {name!r}: add it to the mesh or name another"
+                f"rngs is {type(rngs).__name__}, but nnx.Rngs is needed: rngs=nnx.Rngs(0), or nnx.Rngs(key)"
             )
-    if topology is None:
-        return Topology.from_mesh(mesh, axis)
-    if topology.num_ranks != mesh.shape[axis]:
-        raise ValueError(
-            f"the topology describes {topology.num_ranks} ranks, but axis {axis!r} of the mesh has {mesh.shape[axis]}:"
-            " give one domain per device of that axis. To emulate missing devices on CPU, set before JAX starts:"
-            f" XLA_FLAGS=--xla_force_host_platform_device_count={topology.num_ranks}"
-        )
-    return topology
+        self.config, self.mesh, self.axis, self.data_axes, self.dtype = place
+        for name, value in init_params(rngs.params(), place.config, param_dtype).items():
+            kind = CorrectionBias if name == CORRECTION_BIAS else nnx.Param
+            setattr(self, name, kind(value, out_sharding=place.names(name, value.ndim), mesh=mesh))
 
-
-def _apply_on_mesh(
-    params: Params,
-    x: jax.Array,
-    mask: jax.Array | None,
-    replay: jax.Array | None,
-    layer: jax.Array | int,
-    step: jax.Array | int,
-    *,
-    config: LayerConfig,
-    mesh: Mesh,
-    axis: str,
-    data_axes: tuple[str, ...],
-    return_routing: bool,
-) -> tuple[jax.Array, MoEMetrics, Routed | None]:
-    """`moe_layer` on global arrays: what both Flax modules do. x is [..., H]; mask [...]; replay [..., K]."""
-    if x.ndim == 0 or x.shape[-1] != config.hidden:
-        raise ValueError(f"x has shape {x.shape}, but [..., {config.hidden}] is needed: its last axis is hidden")
-    mask = _per_token("mask", mask, x.shape[:-1])
-    replay = _per_token("replay", replay, (*x.shape[:-1], config.top_k))
-    if replay is not None:
-        replay = as_expert_idx(replay, config.num_experts)
-    num_groups = int(np.prod([mesh.shape[a] for a in (*data_axes, axis)]))
-    num_tokens = x.size // config.hidden
-    if num_tokens % num_groups or not num_tokens:
-        raise ValueError(
-            f"x holds {num_tokens} tokens, which do not divide among the {num_groups} ranks of axes"
-            f" {(*data_axes, axis)}: pad them and pass mask=, false on the padding"
-        )
-    index = {"layer": jnp.asarray(layer, jnp.int32), "step": jnp.asarray(step, jnp.int32)}
-    # The traced layer holds its group's number, and the next group of the axis has another one.
-    made = group(axis) if config.transport == "device" and config.num_slots else None
-    y, metrics, routed = _sharded_layer(
-        params, x, mask, replay, index, config, mesh, axis, data_axes, made, return_routing
-    )
-    if not isinstance(metrics.status, jax.core.Tracer) and int(metrics.status) & Status.BAD_INPUT:
-        raise ValueError(
-            "the router's logits hold NaN or +inf (or disable every expert of a token, or the correction bias is not"
-            " finite), so no token was routed: look at x and the router's parameters. Under jit this does not raise but"
-            " sets BAD_INPUT in metrics.status"
-        )
-    if config.overflow == "flag" and not isinstance(metrics.passes, jax.core.Tracer) and int(metrics.passes) > 1:
-        raise ValueError(
-            f"{int(metrics.overflow_rows)} assignments lie beyond the receive buffer, and overflow='flag' leaves them"
-            " out: run this batch with a layer of overflow='loop', or raise cap_factor. Under jit this does not raise"
-            " but sets metrics.passes above 1"
-        )
-    return y, metrics, routed
-
-
-@partial(jax.jit, static_argnums=(5, 6, 7, 8, 9, 10))
-def _sharded_layer(
-    params: Params,
-    x: jax.Array,
-    mask: jax.Array | None,
-    replay: jax.Array | None,
-    index: dict[str, jax.Array],
-    config: LayerConfig,
-    mesh: Mesh,
-    axis: str,
-    data_axes: tuple[str, ...],
-    made: Group | None,
-    return_routing: bool,
-) -> tuple[jax.Array, MoEMetrics, Routed | None]:
-    """The layer under shard_map, traced anew for each group `made` for the axis.
-
-    Jitted, since eager shard_map runs one operation at a time.
-    """
-    groups = (*data_axes, axis)
-    explicit = jax.sharding.AxisType.Explicit in mesh.axis_types
-
-    def flat(value: jax.Array, *width: int) -> jax.Array:
-        if not explicit:
-            return value.reshape(-1, *width)
-        # Joining token axes of which an inner one is sharded has no default sharding.
-        shape = (value.size // int(np.prod(width)), *width)
-        return lax.reshape(value, shape, out_sharding=NamedSharding(mesh, P(groups)))
-
-    per_token = {
-        "mask": None if mask is None else flat(mask),
-        "replay": None if replay is None else flat(replay, config.top_k),
-    }
-    inputs = (params, flat(x, x.shape[-1]), per_token, index)
-    specs = ({name: P(axis) if name == "w" else P() for name in params}, P(groups), P(groups), P())
-    if explicit:
-        # Here shard_map does not move its inputs by itself.
-        inputs = jax.reshard(inputs, jax.tree.map(lambda spec: NamedSharding(mesh, spec), specs))
-
-    def on_rank(
-        params: Params, x: jax.Array, per_token: dict[str, Any], index: dict[str, Any]
-    ) -> tuple[jax.Array, MoEMetrics, Routed | None]:
-        y, metrics, routed = moe_layer(
-            params, x, axis_name=axis, config=config, **per_token, **index, return_routing=True
-        )
-        return y, merge_over(metrics, data_axes), routed if return_routing else None
-
-    # Metrics are equal on all ranks by construction, which the type system cannot see: check_vma must be off.
-    mapped = jax.shard_map(on_rank, mesh=mesh, in_specs=specs, out_specs=(P(groups), P(), P(groups)), check_vma=False)
-    y, metrics, routed = mapped(*inputs)
-
-    def unflat(value: jax.Array) -> jax.Array:
-        # The sharding of x fits: it has as many axes, and its last one is whole.
-        shape = (*x.shape[:-1], value.shape[-1])
-        return lax.reshape(value, shape, out_sharding=jax.typeof(x).sharding if explicit else None)
-
-    return unflat(y), metrics, jax.tree.map(unflat, routed)
-
-
-def _per_token(name: str, value: jax.Array | None, shape: tuple[int, ...]) -> jax.Array | None:
-    """`value` if it has the token axes of x: it is flattened with them, so any other order would be silently wrong."""
-    if value is None or getattr(value, "shape", None) == shape:
-        return value
-    got = getattr(value, "shape", type(value).__name__)
-    raise ValueError(f"{name} has shape {got}, but {shape} is needed: the token axes of x in the same order")
+    def _placed(self) -> tuple[Place, Params]:
+        params = {name: value[...] for name, value in vars(self).items() if isinstance(value, nnx.Variable)}
+        return Place(self.config, self.mesh, self.axis, self.data_axes, self.dtype), params

@@ -3,6 +3,7 @@
 `moe_layer` is the function for your own shard_map or pmap; `topoep_jax.module` places it on a mesh as a Flax module.
 """
 
+from collections.abc import Callable, Mapping
 from typing import Any, Literal, overload
 
 import jax
@@ -22,6 +23,7 @@ from topoep_jax.plan import Plan, solve_plan
 from topoep_jax.plan.mains import mains_only
 
 Params = dict[str, Any]
+Initializer = Callable[[jax.Array], jax.Array]
 
 _PLANNER_STREAM = 1
 
@@ -103,7 +105,7 @@ def moe_layer(
     _check_shapes(params, x, axis_name, config)
     with jax.named_scope("topoep_route"):
         if mask is not None:
-            x = jnp.where(mask[:, None], x, jnp.zeros((), x.dtype))
+            x = jnp.where(routing.token_mask(mask, x.shape[0]), x, jnp.zeros((), x.dtype))
         # The gradient of the router needs x in f32: made again from x, or layers in a scan would keep both.
         logits = jax.checkpoint(_logits)(x, params["router"])
         bad = routing.has_bad_logits(logits, mask)
@@ -156,24 +158,33 @@ def init_params(key: jax.Array, config: LayerConfig, dtype: Any = jnp.float32) -
 
     Every matrix is normal with variance 1 / fan-in. The router and the correction bias are f32.
     """
-    hidden, ffn, shared = config.hidden, config.ffn, config.shared_ffn
-    keys = iter(jax.random.split(key, 5))
+    _check_config(config)
+    if not isinstance(key, jax.Array):
+        raise ValueError(f"key={key!r} must be a key, as jax.random.key(0)")
+    return {name: draw(key) for name, draw in initializers(config, dtype).items()}
 
-    def normal(shape: tuple[int, ...], fan_in: int, dtype: Any) -> jax.Array:
-        return (jax.random.normal(next(keys), shape, jnp.float32) * fan_in**-0.5).astype(dtype)
 
-    gate_up = normal((config.num_experts, 2 * hidden * ffn), hidden, dtype)
-    down = normal((config.num_experts, hidden * ffn), ffn, dtype)
-    params: Params = {
-        "w": jnp.concatenate([gate_up, down], axis=1),
-        "router": normal((hidden, config.num_experts), hidden, jnp.float32),
-    }
+def initializers(config: LayerConfig, dtype: Any = jnp.float32) -> dict[str, Initializer]:
+    """How `init_params` draws each parameter: from a key, of which each takes a share of its own."""
+    hidden, ffn, experts, shared = config.hidden, config.ffn, config.num_experts, config.shared_ffn
+
+    def normal(key: jax.Array, share: int, shape: tuple[int, ...], fan_in: int, dtype: Any) -> jax.Array:
+        key = jax.random.split(key, 5)[share]
+        return (jax.random.normal(key, shape, jnp.float32) * fan_in**-0.5).astype(dtype)
+
+    def packed(key: jax.Array) -> jax.Array:
+        gate_up = normal(key, 0, (experts, 2 * hidden * ffn), hidden, dtype)
+        down = normal(key, 1, (experts, hidden * ffn), ffn, dtype)
+        return jnp.concatenate([gate_up, down], axis=1)
+
+    draws: dict[str, Initializer] = {"w": packed}
+    draws["router"] = lambda key: normal(key, 2, (hidden, experts), hidden, jnp.float32)
     if config.router == "glm4":
-        params["correction_bias"] = jnp.zeros((config.num_experts,), jnp.float32)
+        draws["correction_bias"] = lambda _: jnp.zeros((experts,), jnp.float32)
     if shared:
-        params["shared_gate_up"] = normal((hidden, 2 * shared), hidden, dtype)
-        params["shared_down"] = normal((shared, hidden), shared, dtype)
-    return params
+        draws["shared_gate_up"] = lambda key: normal(key, 3, (hidden, 2 * shared), hidden, dtype)
+        draws["shared_down"] = lambda key: normal(key, 4, (shared, hidden), shared, dtype)
+    return draws
 
 
 def holds_rows(dtype: Any) -> bool:
@@ -234,7 +245,10 @@ def _shared_experts(params: Params, x: jax.Array) -> jax.Array:
 
 
 def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerConfig) -> None:
-    ranks = lax.axis_size(axis_name)
+    _check_config(config)
+    if not isinstance(params, Mapping):
+        raise ValueError(f"params is {type(params).__name__}, but a dict of arrays is needed: see init_params")
+    ranks = _axis_size(axis_name)
     if ranks != config.num_ranks:
         raise ValueError(
             f"axis {axis_name!r} has {ranks} ranks, but the layer's topology describes {config.num_ranks}: build the"
@@ -250,9 +264,14 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
         wanted["shared_gate_up"] = (config.hidden, 2 * config.shared_ffn)
         wanted["shared_down"] = (config.shared_ffn, config.hidden)
     for name, shape in wanted.items():
-        if name not in params or params[name].shape != shape:
-            got = params[name].shape if name in params else "nothing"
+        value = params.get(name)
+        if getattr(value, "shape", None) != shape:
+            got = "nothing" if value is None else getattr(value, "shape", type(value).__name__)
             raise ValueError(f"params[{name!r}] must have shape {shape} on each rank, got {got}: see init_params")
+        if not holds_rows(value.dtype):
+            raise ValueError(
+                f"params[{name!r}] has dtype {value.dtype}, but a float dtype of 16 bits or more is needed"
+            )
     if x.ndim != 2 or x.shape[1] != config.hidden or x.shape[0] == 0:
         raise ValueError(f"x has shape {x.shape}, but [tokens, {config.hidden}] is needed: flatten the token axes")
     if not holds_rows(x.dtype):
@@ -264,3 +283,18 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
             f"{ranks} ranks x {x.shape[0]} tokens x top_k={config.top_k} is 2^31 assignments or more, which no plan can"
             " count: use smaller microbatches"
         )
+
+
+def _check_config(config: Any) -> None:
+    if not isinstance(config, LayerConfig):
+        raise ValueError(f"config is {type(config).__name__}, but a LayerConfig is needed: of a module, its .config")
+
+
+def _axis_size(axis_name: str) -> int:
+    try:
+        return lax.axis_size(axis_name)
+    except NameError as error:
+        raise ValueError(
+            f"there is no axis {axis_name!r} here: call moe_layer inside jax.shard_map or jax.pmap over the"
+            " expert-parallel axis, and pass that axis as axis_name; topoep_jax.MoE does both"
+        ) from error

@@ -182,7 +182,7 @@ def apply_mask(routing: Routing, mask: jax.Array) -> Routing:
       routing: of T tokens.
       mask: bool [T], true for valid tokens.
     """
-    valid = _token_mask(mask, routing.expert_idx.shape[0])
+    valid = token_mask(mask, routing.expert_idx.shape[0])
     return Routing(jnp.where(valid, routing.expert_idx, -1), jnp.where(valid, routing.weight, 0.0))
 
 
@@ -197,7 +197,7 @@ def has_bad_logits(logits: jax.Array, mask: jax.Array | None = None) -> jax.Arra
       bool [].
     """
     bad = (jnp.isnan(logits) | (logits == jnp.inf)).any(axis=1) | (logits == -jnp.inf).all(axis=1)
-    return bad.any() if mask is None else (bad[:, None] & _token_mask(mask, logits.shape[0])).any()
+    return bad.any() if mask is None else (bad[:, None] & token_mask(mask, logits.shape[0])).any()
 
 
 def as_expert_idx(expert_idx: jax.Array | np.ndarray, num_experts: int) -> jax.Array:
@@ -267,7 +267,7 @@ def _replayed(expert_idx: jax.Array, logits: jax.Array, top_k: int) -> jax.Array
     return as_expert_idx(expert_idx, logits.shape[1])
 
 
-def _token_mask(mask: jax.Array, num_tokens: int) -> jax.Array:
+def token_mask(mask: jax.Array, num_tokens: int) -> jax.Array:
     """The mask as bool [T, 1], ready to broadcast over experts or assignments."""
     if mask.dtype != jnp.bool_:
         raise ValueError(f"mask is {mask.dtype}, but bool is needed: true = valid")

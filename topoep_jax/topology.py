@@ -5,7 +5,8 @@ Every planner and every mask of "same domain / across domains" is derived from t
 
 import dataclasses
 import numbers
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
+from typing import Any
 
 import jax
 import numpy as np
@@ -27,9 +28,10 @@ class Topology:
     domain_of_rank: tuple[int, ...]
 
     def __post_init__(self) -> None:
-        domains = tuple(self.domain_of_rank)
+        given = self.domain_of_rank
+        domains = tuple(given) if isinstance(given, Iterable) else (None,)
         if not all(isinstance(d, numbers.Integral) and not isinstance(d, bool) for d in domains):
-            raise ValueError(f"domain_of_rank={domains} must hold one integer per rank, as in Topology((0, 0, 1, 1))")
+            raise ValueError(f"domain_of_rank={given} must hold one integer per rank, as in Topology((0, 0, 1, 1))")
         domains = tuple(int(d) for d in domains)
         if not domains:
             raise ValueError("domain_of_rank is empty: a topology needs at least one rank, as in Topology((0,))")
@@ -85,6 +87,7 @@ class Topology:
           ValueError: no such axis, an unknown `group_by`, or groups of the mesh's other axes that see different domains
             (then write the topology by hand: `Topology(domain_of_rank=...)`).
         """
+        check_mesh(mesh)
         if axis not in mesh.axis_names:
             raise ValueError(
                 f"the mesh has axes {tuple(mesh.axis_names)} but no axis {axis!r}: name the expert-parallel axis"
@@ -97,6 +100,12 @@ class Topology:
                 " Topology(domain_of_rank=...) by hand"
             )
         return cls(columns.pop())
+
+
+def check_mesh(mesh: Any) -> None:
+    """Raises ValueError for what is no mesh of devices."""
+    if not isinstance(mesh, Mesh):
+        raise ValueError(f'mesh={mesh!r} must be a jax.sharding.Mesh, as in Mesh(np.array(jax.devices()), ("ep",))')
 
 
 def _island(device: jax.Device, group_by: str | None, devices: np.ndarray) -> int:

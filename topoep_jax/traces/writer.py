@@ -24,9 +24,17 @@ from topoep_jax.traces.layout import HEAD, encode, microbatch_of, name_of, read_
 class PlacedLayer(Protocol):
     """What a `topoep_jax.MoE` says of itself."""
 
-    config: LayerConfig
-    mesh: Mesh
-    data_axes: tuple[str, ...]
+    @property
+    def config(self) -> LayerConfig:
+        """The layer without its mesh."""
+
+    @property
+    def mesh(self) -> Mesh:
+        """The device mesh."""
+
+    @property
+    def data_axes(self) -> tuple[str, ...]:
+        """Its axes that split tokens among groups of ranks."""
 
 
 class TraceWriter:

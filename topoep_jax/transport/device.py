@@ -16,7 +16,7 @@ from jax.sharding import Mesh, NamedSharding, PartitionSpec
 from jax.typing import DTypeLike
 
 from topoep_jax.config import STAGING_BYTES, LayerConfig
-from topoep_jax.topology import Topology
+from topoep_jax.topology import Topology, check_mesh
 from topoep_jax.transport import agree
 from topoep_jax.transport.native import UNIQUE_ID_BYTES, GroupSpec, Library, LocalRank, Native, NativeError
 from topoep_jax.transport.sizes import GroupSizes, LayerSizes, group_sizes
@@ -178,7 +178,10 @@ def group(axis: str = "ep") -> Group:
     """
     if axis not in _registry.groups:
         known = f"there are groups for {sorted(_registry.groups)}" if _registry.groups else "there is none yet"
-        raise ValueError(f"axis {axis!r} has no transport ({known}): call topoep_jax.transport.init(mesh, {axis!r})")
+        raise ValueError(
+            f"axis {axis!r} has no transport ({known}): call topoep_jax.transport.init(mesh, {axis!r},"
+            " configs=layer.config) before the layer, or make the layer with transport='xla', which needs no kernels"
+        )
     return _registry.groups[axis]
 
 
@@ -243,6 +246,7 @@ def _needed(
     layers = [sizes] if isinstance(sizes, LayerSizes) else list(sizes)
     if not configs and not layers:
         raise ValueError("pass configs=, the LayerConfig of every layer that uses the group, or sizes=")
+    check_mesh(mesh)
     topologies = {config.topology for config in configs} | ({topology} if topology else set())
     if len(topologies) > 1:
         raise ValueError(
