@@ -98,7 +98,6 @@ def test_all_flags_together_change_no_value(arguments):
     with flags(RELAXED):
         want = run(lowered(arguments, backward=False), arguments)
     with flags(STRICT):
-        lowered(arguments, backward=True)
         got = run(lowered(arguments, backward=False), arguments)
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
