@@ -217,7 +217,9 @@ class _Parent:
                 ("", port), family=socket.AF_INET6 if dual else socket.AF_INET, dualstack_ipv6=dual
             )
         except OSError as error:
-            self._lost = _Lost(f"process 0 cannot listen at port {port} of this machine: {error.strerror}")
+            self._lost = _Lost(
+                f"process 0 cannot listen at port {port} of this machine: {os.strerror(error.errno or 0)}"
+            )
             return
         self._selector.register(self._server, selectors.EVENT_READ, self._on_stranger)
 

@@ -1,0 +1,41 @@
+"""A process of a run that only waits: what `train.parent` does with it costs no JAX.
+
+python -m tests.supervised --num_processes=3 --process_id=1 --coordinator=127.0.0.1:PORT --run_dir=DIR
+"""
+
+from train import parent, supervise
+
+if __name__ == "__main__":
+    parent.JOIN_S = float(supervise.os.environ.get("TEST_JOIN_S", parent.JOIN_S))
+    parent._VERDICT_S = float(supervise.os.environ.get("TEST_VERDICT_S", parent._VERDICT_S))
+    supervise.under_a_parent("tests.supervised")
+
+import argparse
+import os
+import signal
+import sys
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser()
+    for name, kind in (("num_processes", int), ("process_id", int), ("coordinator", str), ("run_dir", str)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    args = parser.parse_args()
+    signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
+    signal.signal(signal.SIGUSR1, _crash)
+    signal.signal(signal.SIGUSR2, lambda *_: sys.exit("error: no more room"))
+    signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))
+    print(os.getpid(), flush=True)
+    place = supervise.Place(args.process_id, args.num_processes, args.coordinator, args.run_dir, "RESUME")
+    print("at", supervise.meet(place), flush=True)
+    while True:
+        signal.pause()
+
+
+def _crash(*_: object) -> None:
+    raise RuntimeError("a collective failed")
+
+
+if __name__ == "__main__":
+    with supervise.failures_told():
+        main()
