@@ -7,13 +7,14 @@ What libraries keep for good is no leak where a rule below says so, and why. Eve
 by who made it: a fixture that yields, a `with`, `monkeypatch`.
 """
 
+import contextlib
+import ctypes
 import gc
 import logging
 import os
 import random
 import reprlib
 import signal
-import stat
 import sys
 import sysconfig
 import tempfile
@@ -30,15 +31,27 @@ State = Mapping[Any, Any]
 POOLS: dict[str, str] = {}
 """Names of threads that outlive a test, by their start, and why they may."""
 
-_SIGNALS = sorted(signal.valid_signals() - {signal.SIGKILL, signal.SIGSTOP})
+_SIGNALS = [
+    signal.SIGALRM,
+    signal.SIGCHLD,
+    signal.SIGHUP,
+    signal.SIGINT,
+    signal.SIGPIPE,
+    signal.SIGTERM,
+    signal.SIGUSR1,
+]
 _CHILDREN = f"/proc/self/task/{os.getpid()}/children"
+_MT19937 = np.random.get_bit_generator()
+_MT19937_BYTES = 625 * 4  # its words and its place among them
 _PACKAGES = sysconfig.get_path("purelib")
 _PATIENCE_S = 10.0  # for threads that are about to end; only a test that leaves one waits
 
 
 def environment() -> State:
     # pytest itself notes there which test runs, and in which phase.
-    return {name: value for name, value in os.environ.items() if name != "PYTEST_CURRENT_TEST"}
+    found = dict(os.environ._data)  # as it lies there: to decode all of it takes longer than the rest of these
+    found.pop(b"PYTEST_CURRENT_TEST", None)
+    return found
 
 
 def transport_groups() -> State:
@@ -53,8 +66,10 @@ def jax_options() -> State:
 
 
 def random_states() -> State:
-    kind, key, position, *normal = np.random.get_state()  # noqa: NPY002
-    return {"random": random.getstate(), "numpy.random": (kind, key.tobytes(), position, *normal)}
+    return {
+        "random": random.getstate(),
+        "numpy.random": ctypes.string_at(_MT19937.ctypes.state_address, _MT19937_BYTES),
+    }
 
 
 def numpy_options() -> State:
@@ -72,13 +87,13 @@ def open_files() -> State:
     """
     found = {}
     for number in os.listdir("/proc/self/fd"):
-        try:
-            mode = os.fstat(int(number)).st_mode
-            if stat.S_ISREG(mode) or stat.S_ISDIR(mode):
-                found[number] = os.readlink(f"/proc/self/fd/{number}")
-        except OSError:  # that of the listing itself
-            continue
-    return {number: path for number, path in found.items() if not path.startswith(_PACKAGES)}
+        with contextlib.suppress(FileNotFoundError):  # that of the listing itself
+            found[number] = os.readlink(f"/proc/self/fd/{number}")
+    return {
+        number: path
+        for number, path in found.items()
+        if path.startswith("/") and not path.startswith(("/dev/", "/memfd:", _PACKAGES))
+    }
 
 
 def temporary_files() -> State:
@@ -98,9 +113,7 @@ def children() -> State:
 
 
 def signal_handlers() -> State:
-    return {
-        number.name if isinstance(number, signal.Signals) else number: signal.getsignal(number) for number in _SIGNALS
-    }
+    return {number.name: signal.getsignal(number) for number in _SIGNALS}
 
 
 def interpreter() -> State:
@@ -110,7 +123,8 @@ def interpreter() -> State:
 
 
 def modules() -> State:
-    return dict(sys.modules)
+    """In the order in which they were imported. One that is imported when it is first needed stays."""
+    return {"all": tuple(sys.modules.values())}
 
 
 def logs() -> State:
@@ -188,18 +202,27 @@ def _complain(owner: str, found: dict[tuple[str, str], str]) -> None:
 
 def _differences(kind: str, before: State) -> dict[Any, str]:
     after = KINDS[kind]()
+    if kind == "module":
+        present = {id(module) for module in after["all"]}
+        lost = [
+            str(getattr(module, "__name__", module))
+            for module in before["all"]
+            if module is not None and id(module) not in present
+        ]
+        return {name: f"module {name} is gone, or another is in its place" for name in lost}
     found = {}
     for name in {**before, **after}:
         was, now = before.get(name, _NOTHING), after.get(name, _NOTHING)
-        # A module that was imported stays. Whoever made a file, a thread or the like may end it at any time.
-        allowed = was is _NOTHING if kind == "module" else now is _NOTHING and kind in _MAY_END
-        if was != now and not allowed:
+        # Whoever made a file, a thread or the like may end it at any time.
+        if was != now and not (now is _NOTHING and kind in _MAY_END):
             found[name] = f"{kind} {_told(kind, name, was, now)}"
     return found
 
 
 def _told(kind: str, name: Any, was: Any, now: Any) -> str:
-    if kind in {"random state", "module"}:
+    if kind == "environment variable":
+        name, was, now = (os.fsdecode(text) if isinstance(text, bytes) else text for text in (name, was, now))
+    if kind == "random state":
         return f"{name}: was changed"
     if was is _NOTHING:
         return f"{name}: {reprlib.repr(now)} is new"

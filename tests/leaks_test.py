@@ -150,7 +150,7 @@ WANTED = {
     "test_child": "child process ",
     "test_signal": "signal handler SIGUSR1: ",
     "test_path": "attribute of sys path: ",
-    "test_module": "module email.mime.text: was changed",
+    "test_module": "module email.mime.text is gone",
     "test_log": "logger topoep_jax: ",
     "test_figure": "figure 1: ",
     "test_last": "environment variable LEFT_BY_A_FIXTURE: '1' is new",
