@@ -6,7 +6,7 @@ import json
 import math
 import os
 import pathlib
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
 from absl import flags
@@ -56,6 +56,9 @@ class TrainConfig:
     run_dir: str = _setting("", "folder of the run; default: the next free runs/NNNN (the last one with --resume)")
     resume: bool = _setting(
         False, "go on from the last checkpoint in --run_dir with its settings; flags given override"
+    )
+    restore: int = _setting(
+        -1, "step of the checkpoint that --resume goes on from, where it is not the last; later ones are set aside"
     )
     save_every: int = _setting(50, "steps between checkpoints; the last step is always saved")
     record_routing: int = _setting(
@@ -156,6 +159,8 @@ class TrainConfig:
             "num_processes",
             "block_rows",
         )
+        if self.restore < -1 or (self.restore >= 0 and not self.resume):
+            raise ValueError(f"--restore={self.restore} must be the step of a checkpoint, and belongs to --resume")
         for name in counts:
             if getattr(self, name) < 1:
                 raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
@@ -235,12 +240,32 @@ class TrainConfig:
             changes[name] = int(value)
         return dataclasses.replace(base, **changes)
 
-    def save(self, path: pathlib.Path) -> None:
-        """Writes the settings that a later `--resume` takes over."""
+    def save(self, path: pathlib.Path, history: Sequence[Any] = ()) -> None:
+        """Writes the settings that a later `--resume` takes over, and the run's record, see `train.resume`."""
         of_weights = self.of_weights and self.of_weights.to_hf()
+        content = {**dataclasses.asdict(self), "of_weights": of_weights}
+        content["history"] = [dataclasses.asdict(start) for start in history]
         half = path.with_suffix(".half")  # A run that is stopped here still has its settings.
-        half.write_text(json.dumps({**dataclasses.asdict(self), "of_weights": of_weights}, indent=2) + "\n")
+        half.write_text(json.dumps(content, indent=2) + "\n")
         half.replace(path)
+
+    @staticmethod
+    def kept(path: pathlib.Path) -> dict[str, Any]:
+        """The settings that `save` wrote, but for those that belong to each start.
+
+        Raises:
+          ValueError: they are damaged, or of another version.
+        """
+        try:
+            kept = _parse_kept(json.loads(path.read_text(encoding="utf-8-sig")))
+            with contextlib.suppress(ValueError):  # A flag may mend what a setting lacks.
+                TrainConfig(**kept)
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
+            raise ValueError(
+                f"{path} is damaged, or of another version, so the run cannot go on: {error}. Bring the file back, or"
+                f" start another run from its parameters, with --init_from={path.parent / 'checkpoints'}"
+            ) from error
+        return kept
 
 
 def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
@@ -274,7 +299,7 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
             raise ValueError(f"--init_from={given['init_from']} starts a new run: leave --resume away, or this")
         renewed: dict[str, Any] = {"of_weights": None} if "model" in given else {}
         renewed |= {"of_data": ""} if "data" in given else {}
-        given = {**_kept(path), **renewed, **given}
+        given = {**TrainConfig.kept(path), **renewed, **given}
     elif path.exists():
         raise ValueError(
             f"--run_dir={run_dir} already holds a run: add --resume to go on with it, or take another folder"
@@ -309,19 +334,8 @@ def _processes(given: dict[str, Any]) -> dict[str, Any]:
     return {"coordinator": job.coordinator, "num_processes": job.num_processes, "process_id": job.process_id}
 
 
-def _kept(path: pathlib.Path) -> dict[str, Any]:
-    """The settings that `TrainConfig.save` wrote, but for the processes, which are those of each start."""
-    try:
-        kept = _parse_kept(json.loads(path.read_text()))
-        with contextlib.suppress(ValueError):  # A flag may mend what a setting lacks.
-            TrainConfig(**kept)
-    except (ValueError, TypeError, KeyError, AttributeError, RecursionError) as error:
-        raise ValueError(f"{path} is damaged, or of another version, so the run cannot go on: {error}") from error
-    return kept
-
-
 def _parse_kept(kept: dict[str, Any]) -> dict[str, Any]:
-    for name in ("coordinator", "num_processes", "process_id"):
+    for name in ("coordinator", "num_processes", "process_id", "restore", "history"):
         kept.pop(name, None)
     shapes = kept.get("of_weights")
     if shapes is not None:

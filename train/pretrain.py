@@ -4,6 +4,11 @@ Parse, build, loop. Without arguments it reads Python's own library and trains o
 domains of four ranks.
 """
 
+from train import supervise
+
+if __name__ == "__main__":
+    supervise.under_a_parent("train.pretrain")  # before the imports, of which a parent needs none
+
 import contextlib
 import dataclasses
 import functools
@@ -26,8 +31,8 @@ from tqdm import tqdm
 
 from models.checkpoint import load
 from models.checkpoint.folder import write_json
-from topoep_jax import Status, transport
-from train import report
+from topoep_jax import Status, launch, transport
+from train import report, resume
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches
@@ -56,7 +61,9 @@ def main(argv: list[str]) -> None:
     try:
         config = from_flags(flags.FLAGS)
         emulate_devices(config)
-        train(config)
+        interrupt = _Interrupt()
+        interrupt.watch()  # for good: what comes behind the run, such as leaving the other processes, belongs to it
+        _run_until(interrupt, config, None)
     except (ValueError, OSError, RunStopped) as error:
         sys.exit(f"error: {error}")
     except KeyboardInterrupt:
@@ -76,10 +83,14 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     Raises:
       ValueError: settings, data or a checkpoint that do not fit. RunStopped: a step went wrong.
     """
+    with _Interrupt() as interrupt:
+        return _run_until(interrupt, config, on_step)
+
+
+def _run_until(interrupt: "_Interrupt", config: TrainConfig, on_step: OnStep | None) -> dict[str, Any]:
     if config.num_processes > 1:
-        place = f"process {config.process_id} of {config.num_processes}"
-        print(f"{place}: waiting for the others at {config.coordinator}", flush=True)
-        jax.distributed.initialize(config.coordinator, config.num_processes, config.process_id)
+        _meet(config)
+        interrupt.watch()  # JAX has put a handler of its own in its place.
     tokens, vocab = load_same_tokens(config), config.shapes().vocab
     if tokens.largest >= vocab:
         raise ValueError(
@@ -89,10 +100,20 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
         with together():
             if _is_lead():
                 stack.enter_context(sole_writer(pathlib.Path(config.run_dir), "--run_dir"))
-        return _train(dataclasses.replace(config, of_data=tokens.digest.hex()), tokens.ids, on_step)
+        return _train(dataclasses.replace(config, of_data=tokens.digest.hex()), tokens.ids, interrupt, on_step)
 
 
-def _train(config: TrainConfig, tokens: np.ndarray, on_step: OnStep | None) -> dict[str, Any]:
+def _meet(config: TrainConfig) -> None:
+    """Makes this process one of those of the run."""
+    process, processes = config.process_id, config.num_processes
+    print(f"process {process} of {processes}: waiting for the others at {config.coordinator}", flush=True)
+    place = supervise.Place(process, processes, config.coordinator, config.run_dir, _resume_command(config))
+    job = launch.Job(processes, process, supervise.meet(place))
+    launch.connect(job)
+    launch.check_devices(job)
+
+
+def _train(config: TrainConfig, tokens: np.ndarray, interrupt: "_Interrupt", on_step: OnStep | None) -> dict[str, Any]:
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
     # What follows from this machine and shapes the state: a resumed run may be on another.
@@ -104,20 +125,33 @@ def _train(config: TrainConfig, tokens: np.ndarray, on_step: OnStep | None) -> d
     # Before there is a folder: weights that do not fit leave none behind.
     first = None if config.resume else first_state(config, program)
     with Checkpoints(run_dir / "checkpoints") as checkpoints:
-        state = checkpoints.restore(program) if first is None else first
+        step = None if config.restore < 0 else config.restore
+        with together():
+            resume.check_model(config)  # First, since it names settings: what is another model fits no checkpoint.
+        state = checkpoints.restore(program, step=step) if first is None else first
         done = int(state.step)
+        if done == config.steps and not (run_dir / report.SUMMARY).exists():
+            return _finish(config, program) if _is_lead() else {}  # It was killed behind its last checkpoint.
         if done >= config.steps:
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
+        checkpoints.prepare()
         with together():
-            # Both may refuse to go on with what is there: before the settings of an earlier start are replaced.
+            # These may refuse to go on with what is there: before the settings of an earlier start are replaced.
+            going = resume.go_on(config, done)
             recorder = Recorder(config, program, done=done)
             log = _open_log(config, done) if _is_lead() else None
+        checkpoints.set_aside(done)
         if _is_lead():
-            config.save(run_dir / "config.json")
+            (run_dir / report.SUMMARY).unlink(missing_ok=True)  # Of a run that was shorter.
+            config.save(run_dir / "config.json", going.history)
             # So that `models.checkpoint` knows the model of the arrays.
             write_json(run_dir / "checkpoints" / "config.json", config.shapes().to_hf())
         _say(_headline(config, program, len(tokens)))
-        _loop(config, program, state, stream, checkpoints, recorder, log, on_step)
+        for note in checkpoints.notes:
+            _say(note)
+        if going.said:
+            _say(going.said)
+        _loop(config, program, state, stream, checkpoints, recorder, log, interrupt, on_step)
     return _finish(config, program) if _is_lead() else {}
 
 
@@ -144,18 +178,21 @@ def _loop(
     checkpoints: Checkpoints,
     recorder: Recorder,
     log: Log | None,
+    interrupt: "_Interrupt",
     on_step: OnStep | None,
 ) -> None:
     done = int(state.step)
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
-    _say("compiling: about a minute on a laptop")
-    # Compiled ahead, so that the first step's tokens per second mean something.
-    step = program.step.lower(state, program.place(stream[done])).compile()
-    _say(f"compiled in {time.perf_counter() - began:.0f} s")
+    step: Step | None = None
+    if not interrupt.asked():
+        _say("compiling: about a minute on a laptop")
+        # Compiled ahead, so that the first step's tokens per second mean something.
+        step = program.step.lower(state, program.place(stream[done])).compile()
+        _say(f"compiled in {time.perf_counter() - began:.0f} s")
     logged = log or contextlib.nullcontext()
-    with _Interrupt() as interrupt, _Progress(config.steps, done) as progress, recorder, logged:
-        while done < config.steps and not interrupt.asked():
+    with _Progress(config.steps, done) as progress, recorder, logged:
+        while step is not None and done < config.steps and not interrupt.asked():
             batch = program.place(stream[done])
             began = time.perf_counter()
             try:
@@ -274,17 +311,34 @@ class _Interrupt:
 
     _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
-    def __enter__(self) -> "_Interrupt":
+    def __init__(self) -> None:
         self._asked = False
-        self._before = {number: signal.signal(number, self._note) for number in self._SIGNALS}
+        self._before: dict[int, Any] = {}
+
+    def __enter__(self) -> "_Interrupt":
+        self.watch()
         return self
 
     def __exit__(self, *_: object) -> None:
         self._restore()
 
+    def watch(self) -> None:
+        """Takes the signals, again if something else has taken them since."""
+        if self._asked:
+            return
+        for number in self._SIGNALS:
+            before = signal.signal(number, self._note)
+            self._before.setdefault(number, before)
+
     def _note(self, number: int, frame: FrameType | None) -> None:
+        if self._asked:
+            return  # A launcher that signals each process does so to this one and to its parent, which passes it on.
         self._asked = True
-        self._restore()
+        if not supervise.has_parent():  # which kills at the second signal
+            self._restore()
+        # No print: it may be what the signal came into.
+        name = signal.Signals(number).name
+        os.write(2, f"\n{name}: the run ends after this step, and saves it; another signal kills\n".encode())
 
     def _restore(self) -> None:
         for number, handler in self._before.items():
@@ -333,4 +387,5 @@ class _Progress:
 
 if __name__ == "__main__":
     define_flags()
-    app.run(main)
+    with supervise.failures_told():
+        app.run(main)

@@ -21,13 +21,15 @@ from models.checkpoint.released import Released
 from models.checkpoint.source import Source
 
 
-def open_source(folder: str | pathlib.Path, *, config: Any = None, fp8: bool = False) -> Source:
-    """A released folder or a checkpoint of the trainer, whichever it is; arguments as of `load`."""
+def open_source(
+    folder: str | pathlib.Path, *, config: Any = None, fp8: bool = False, share: tuple[int, int] = (0, 1)
+) -> Source:
+    """A released folder or a checkpoint of the trainer, whichever it is; arguments as of `load` and `Trained`."""
     path = pathlib.Path(folder)
     if not path.is_dir():
         raise CheckpointError(path, ["no such folder"])
     if trainer.find(path) is not None:
-        return trainer.Trained(path, config=config)
+        return trainer.Trained(path, config=config, share=share)
     return Released(path, config=config, fp8=fp8)
 
 
@@ -83,7 +85,7 @@ def load(
     first = stage[0] if stage else 0
     starts = {"dense_layers": min(first, dense), "layers": max(first - dense, 0)}
     with _everywhere(path):
-        source = open_source(path, config=config, fp8=fp8)
+        source = open_source(path, config=config, fp8=fp8, share=(jax.process_index(), jax.process_count()))
     params = {
         p.path: place(source, p, wanted[p.path], places[p.path], starts.get(p.path.split("/")[0], 0))
         for p in source.parameters

@@ -47,10 +47,10 @@ def new_folder(folder: pathlib.Path) -> Iterator[pathlib.Path]:
     try:
         yield partial
         for path in (*partial.rglob("*"), partial):
-            _sync(path)
+            sync(path)
         check_new(folder)
         partial.rename(folder)
-        _sync(folder.parent)
+        sync(folder.parent)
     finally:
         shutil.rmtree(partial, ignore_errors=True)
 
@@ -61,7 +61,7 @@ def check_new(folder: pathlib.Path) -> None:
         raise CheckpointError(folder, ["it is there already: name a folder that is not, nothing is overwritten"])
 
 
-def _sync(path: pathlib.Path) -> None:
+def sync(path: pathlib.Path) -> None:
     """Waits until a file or folder is on the disk."""
     descriptor = os.open(path, os.O_RDONLY)
     try:

@@ -13,7 +13,7 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 
-from models.checkpoint import text
+from models.checkpoint import digests, text
 from models.checkpoint.cast import Cast
 from models.checkpoint.faults import CheckpointError, raise_faults
 from models.checkpoint.folder import CONFIG, config_faults, config_file, extra_of, is_released, read_config, write_json
@@ -33,11 +33,40 @@ def find(folder: pathlib.Path) -> pathlib.Path | None:
         return None
     if is_released(folder):  # What else is in it may be a conversion.
         return None
-    steps = sorted((path for path in folder.iterdir() if path.name.isdecimal()), key=lambda path: int(path.name))
-    for path in (folder, folder / ITEM, *(step / ITEM for step in reversed(steps))):
-        if (path / _METADATA).is_file():
+    for path in (folder, folder / ITEM):
+        if _is_one(path):
             return path
-    return None
+    steps = [folder / str(step) / ITEM for step in sorted(steps_in(folder))]
+    # The last one, also where it is damaged: nobody gets an older one without a word.
+    return steps[-1] if any(map(_is_one, steps)) else None
+
+
+def steps_in(folder: pathlib.Path) -> list[int]:
+    """The steps of the checkpoints in the folder of a run."""
+    names = [path.name for path in folder.iterdir()] if folder.is_dir() else []
+    return [int(name) for name in names if name.isdecimal() and name == str(int(name))]
+
+
+def verify(folder: pathlib.Path, *, share: tuple[int, int] = (0, 1), read: bool = True) -> list[str]:
+    """Raises CheckpointError if files of a checkpoint are damaged; what else there is to say about it.
+
+    Args:
+      folder: as of `find`, which finds something.
+      share: of the files to read, see `digests.compare`.
+      read: false looks at names and sizes alone.
+    """
+    arrays = find(folder)
+    assert arrays is not None
+    found = digests.compare(arrays, share=share, read=read)
+    step = arrays.parent
+    older = [before for before in steps_in(step.parent) if step.name.isdecimal() and before < int(step.name)]
+    hint = f", {step.parent / str(max(older))} is the one before it" if older else ""
+    raise_faults(f"{arrays} is damaged{hint}" if found.faults else folder, found.faults)
+    return found.notes
+
+
+def _is_one(path: pathlib.Path) -> bool:
+    return (path / _METADATA).is_file() or (path / digests.DIGESTS).is_file()
 
 
 class Trained:
@@ -48,15 +77,20 @@ class Trained:
     Args:
       folder: of a run's checkpoints, of one of them, or one written by `TrainedFolder`.
       config: of the model; None: as config.json says, in the folder or, for one of several steps, beside it.
+      share: of its files, whose digests this process compares: see `verify`.
+      read: false compares names and sizes of files alone, for those who read no weight.
 
     Raises:
-      CheckpointError: all that is missing, unknown, or of other shape or dtype.
+      CheckpointError: all that is damaged, missing, unknown, or of other shape or dtype.
     """
 
-    def __init__(self, folder: pathlib.Path, *, config: Any = None) -> None:
+    def __init__(
+        self, folder: pathlib.Path, *, config: Any = None, share: tuple[int, int] = (0, 1), read: bool = True
+    ) -> None:
         arrays = find(folder)
         if arrays is None:
             raise CheckpointError(folder, ["no checkpoint of the trainer is in it"])
+        self.notes = [f"{arrays} {note}" for note in verify(folder, share=share, read=read)]
         faults: list[str] = []
         content: dict[str, Any] = {}
         if config_file(folder).is_file():
@@ -160,6 +194,7 @@ class TrainedFolder:
             checkpointer.save(arrays, {_PREFIX + p.path: np.zeros(1, dtypes[p.path]) for p in table})
         # Or each write would wait for the disk, which the whole folder does once, in the end.
         context = tensorstore.Context({"file_io_sync": False})
+        self._folder = arrays
         self._arrays = {}
         self._cast = Cast()
         self._left = {(p.path, index) for p in table for index in p.blocks()}
@@ -188,7 +223,11 @@ class TrainedFolder:
         self._left.remove((parameter.path, index))
 
     def finish(self) -> None:
-        """Makes sure that everything was written, as it was: raises CheckpointError where values did not fit."""
+        """Makes sure that everything was written, as it was: raises CheckpointError where values did not fit.
+
+        Writes the digests.
+        """
         self._cast.done()
         if self._left:
             raise ValueError(f"{len(self._left)} blocks were not written, {min(self._left)} among them")
+        digests.write(self._folder, digests.make(self._folder, digests.names(self._folder)))
