@@ -43,6 +43,9 @@ class Weight(NamedTuple):
     makes row by row a parameter [num_experts, ...]."""
     layout: Layout
     """Where each of `names` lies in the parameter: `same`, `transposed`, `side_by_side` or `packed_expert(hidden)`."""
+    fused: tuple[tuple[str, int], ...] = ()
+    """Of experts: tensors [num_experts, ..] that a checkpoint may have in place of `names`, and of how many of them, in
+    their order: expert by expert these lie in it one below the other."""
     wide: bool = False
     """Whether an export in a narrower dtype keeps this parameter in its own."""
 
@@ -150,7 +153,8 @@ def decoder(config: DecoderShapes, attention: Callable[[str, str], Sequence[Weig
     table += norm("layers/moe_norm", f"{layer}.post_attention_layernorm")
     table.append(Weight("layers/moe/router", (f"{layer}.mlp.gate.weight",), transposed))
     expert = tuple(f"{layer}.mlp.experts.{{expert}}.{part}_proj.weight" for part in ("gate", "up", "down"))
-    table.append(Weight("layers/moe/w", expert, packed_expert(config.hidden)))
+    fused = (f"{layer}.mlp.experts.gate_up_proj", 2), (f"{layer}.mlp.experts.down_proj", 1)
+    table.append(Weight("layers/moe/w", expert, packed_expert(config.hidden), fused))
     if config.shared_ffn:
         gate, up, down = (f"{layer}.mlp.shared_experts.{part}_proj.weight" for part in ("gate", "up", "down"))
         table.append(Weight("layers/moe/shared_gate_up", (gate, up), side_by_side))

@@ -23,6 +23,8 @@ class Files(NamedTuple):
     lost: set[str]
     """Tensors that the index names and that are not where it says: `faults` has them, or the file that they are in."""
     faults: list[str]
+    notes: list[str]
+    """What somebody should know who meant other files."""
 
 
 def is_released(folder: pathlib.Path) -> bool:
@@ -40,7 +42,7 @@ def read_files(folder: pathlib.Path) -> Files:
         if not (folder / INDEX).is_file():
             other = sorted(path.name for path in folder.glob("*.bin"))
             hint = f"; {other[0]} is of another format, which is not read" if other else ""
-            return Files({}, [], set(), [f"no weights: neither {SINGLE} nor {INDEX} is there{hint}"])
+            return Files({}, [], set(), [f"no weights: neither {SINGLE} nor {INDEX} is there{hint}"], [])
         index, faults = _read_index(folder / INDEX)
         names = sorted(set(index.values()))
     found: dict[str, Tensor] = {}
@@ -59,11 +61,21 @@ def read_files(folder: pathlib.Path) -> Files:
         faults += [f"tensor twice: {key} in {found[key].file.name} and {name}" for key in held if key in found]
         found |= held
     if index is None:
-        return Files(found, files, set(), faults)
+        return Files(found, files, set(), faults, _ousted(folder))
     lost = {key: file for key, file in index.items() if key not in readable.get(file, {})}
     faults += [f"tensor not where the index says: {key} is not in {f}" for key, f in lost.items() if f in readable]
     faults += [f"tensor not in the index: {key} of {t.file.name}" for key, t in found.items() if key not in index]
-    return Files(found, files, set(lost), faults)
+    return Files(found, files, set(lost), faults, [])
+
+
+def _ousted(folder: pathlib.Path) -> list[str]:
+    """Tells of files that an index names and the single file wins over."""
+    index, _ = _read_index(folder / INDEX) if (folder / INDEX).is_file() else ({}, [])
+    others = set(index.values()) - {SINGLE}
+    if not others:
+        return []
+    names = min(others) if len(others) == 1 else f"{len(others)} files, as {min(others)}"
+    return [f"{SINGLE} is read, as transformers would, and not what {INDEX} names: {names}"]
 
 
 def _read_index(path: pathlib.Path) -> tuple[dict[str, str], list[str]]:

@@ -1,5 +1,6 @@
 """The parameters of a released folder: whether its tensors are those of its model, and their blocks."""
 
+import logging
 import math
 import pathlib
 import re
@@ -8,6 +9,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
+from models.checkpoint import fused
 from models.checkpoint.cast import Cast
 from models.checkpoint.faults import raise_faults
 from models.checkpoint.folder import CONFIG, Files, config_faults, extra_of, read_config, read_files
@@ -35,8 +37,11 @@ class Released:
     def __init__(self, folder: pathlib.Path, *, config: Any = None, fp8: bool = False) -> None:
         scan = scan_folder(folder, config=config, fp8=fp8)
         raise_faults(folder, scan.faults)
-        self.config, self.parameters, self.tensors = scan.config, scan.parameters, scan.files.tensors
+        self.config, self.parameters, self.tensors = scan.config, scan.parameters, scan.tensors
         self.extra, self.cast = extra_of(scan.content), Cast()
+        self.notes = scan.files.notes
+        for note in self.notes:
+            logging.getLogger(__name__).warning("%s: %s", folder, note)
 
     def dtype(self, parameter: Parameter) -> np.dtype:
         """The widest dtype among its tensors; of fp8, bfloat16."""
@@ -84,6 +89,8 @@ class Scan(NamedTuple):
     """None if there is no model for it."""
     parameters: tuple[Parameter, ...]
     files: Files
+    tensors: dict[str, Tensor]
+    """Those of the files, with fused experts told apart: see `fused.apart`."""
     faults: list[str]
 
 
@@ -93,14 +100,16 @@ def scan_folder(folder: pathlib.Path, *, config: Any = None, fp8: bool = False) 
     files = read_files(folder)
     faults += files.faults
     if found is None:
-        return Scan(content, None, (), files, faults)
+        return Scan(content, None, (), files, files.tensors, faults)
     table = parameters(found)
     if config is not None:
         faults += config_faults(found, config)
     faults += _quantization_faults(content, fp8=fp8)
     if files.tensors or not files.faults:
-        faults += tensor_faults(files, table, found, fp8=fp8)
-    return Scan(content, found, table, files, faults)
+        single, wrong = fused.apart(files, table)
+        faults += wrong + tensor_faults(single, table, found, fp8=fp8)
+        return Scan(content, found, table, files, single.tensors, faults)
+    return Scan(content, found, table, files, files.tensors, faults)
 
 
 def _quantization_faults(content: dict[str, Any], *, fp8: bool) -> list[str]:

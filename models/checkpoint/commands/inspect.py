@@ -40,6 +40,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     if scan.config is not None:
         yield _model(scan.config)
     yield _files(folder, scan)
+    yield from (f"note: {note}\n" for note in scan.files.notes)
     yield "no faults\n" if not scan.faults else f"{plural(len(scan.faults), 'fault')}:\n"
     yield from (f"  {fault}\n" for fault in scan.faults)
     if scan.faults:
