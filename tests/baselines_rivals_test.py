@@ -87,7 +87,7 @@ def test_lplb_reaches_the_value_of_its_program(case, omega):
 def test_lplb_says_what_to_install(monkeypatch):
     case = named("two_by_two")
     monkeypatch.setitem(sys.modules, "scipy", None)
-    with pytest.raises(ImportError, match=r"pip install 'topoep_jax\[plan\]'"):
+    with pytest.raises(ImportError, match="in a clone run `make setup`, elsewhere `pip install scipy`"):
         BASELINES["lplb"](small_demand(case, "skewed").astype(np.int64), case.problem())
 
 

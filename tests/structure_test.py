@@ -17,7 +17,7 @@ MAX_LINES = 400
 # A part of the library may import the rows above its own, never its own row or one below. Parts in one string are one
 # room, and free to import each other.
 ORDER = [
-    ["_compat", "topology"],
+    ["_compat", "_needs", "topology"],
     ["_pallas", "_arrays"],
     ["routing forced_routing", "shapes"],
     ["balance", "demand", "synthetic"],

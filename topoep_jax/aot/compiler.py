@@ -13,6 +13,7 @@ import jax
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
 from topoep_jax import transport
+from topoep_jax._needs import to_install
 from topoep_jax.aot.dump import Buffer, Thunk, read_buffers, read_options, read_thunks
 from topoep_jax.aot.hlo import Module
 
@@ -62,12 +63,13 @@ def prepare() -> str:
       ImportError: JAX's CUDA plugin is missing or of another version; the message says what to install.
     """
     plugins = [name for name in PLUGINS if _installed(name)]
-    wanted = f"jax-cuda13-plugin=={jax.__version__} (with ptxas: pip install 'topoep_jax[cuda-aot]')"
+    packages = f"jax[cuda13-local]=={jax.__version__}", "nvidia-cuda-nvcc", "nvidia-cuda-cccl", "nvidia-nccl-cu13"
+    wanted = to_install(*packages, extra="cuda-aot")
     if not plugins:
-        raise ImportError(f"JAX has no CUDA plugin, whose compiler this needs, though no GPU: install {wanted}")
+        raise ImportError(f"JAX has no CUDA plugin, whose compiler this needs, though no GPU: {wanted}")
     package = f"jax-{plugins[0].removeprefix('xla_')}-plugin"
     if (version := importlib.metadata.version(package)) != jax.__version__:
-        raise ImportError(f"{package} is {version} and jax {jax.__version__}: install {wanted}")
+        raise ImportError(f"{package} is {version} and jax {jax.__version__}: {wanted}")
     from topoep_jax import _cuda
 
     try:

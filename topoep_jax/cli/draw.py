@@ -4,6 +4,7 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
+from topoep_jax._needs import to_install
 from topoep_jax.cli.output import milliseconds
 
 if TYPE_CHECKING:
@@ -23,7 +24,7 @@ def draw(story: "Story", path: str) -> None:
     try:
         from matplotlib.figure import Figure
     except ImportError as error:
-        raise ImportError("--png needs Matplotlib: pip install 'topoep_jax[plan]'") from error
+        raise ImportError(f"--png needs Matplotlib: {to_install('matplotlib')}") from error
     figure = Figure(figsize=(14, 13), layout="constrained")
     grid = figure.add_gridspec(3, 2, height_ratios=(1.0, 0.85, 1.7))
     summary = story.summary().replace("->", "\N{RIGHTWARDS ARROW}")

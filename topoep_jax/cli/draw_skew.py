@@ -4,6 +4,7 @@ from typing import Any
 
 import numpy as np
 
+from topoep_jax._needs import to_install
 from topoep_jax.traces import Skew
 
 _LINE, _BAND, _GRAY = "#1f6fb4", "#bcd5ec", "#33373d"
@@ -22,7 +23,7 @@ def draw(skew: Skew, title: str, path: str) -> None:
     try:
         from matplotlib import rc_context
     except ImportError as error:
-        raise ImportError("--png needs Matplotlib: pip install 'topoep_jax[plan]'") from error
+        raise ImportError(f"--png needs Matplotlib: {to_install('matplotlib')}") from error
     with rc_context(_STYLE):
         figure_of(skew, title).savefig(path, dpi=110)
 

@@ -9,6 +9,7 @@ from typing import Any, TypedDict
 
 import numpy as np
 
+from topoep_jax._needs import to_install
 from topoep_jax.plan.cost import OBJECTIVES, CostModel
 from topoep_jax.plan.problem import Problem
 
@@ -315,5 +316,5 @@ def _scipy() -> tuple[Any, Any]:
     try:
         from scipy import optimize, sparse
     except ImportError as error:
-        raise ImportError("bounds need SciPy's linear programs: pip install 'topoep_jax[plan]'") from error
+        raise ImportError(f"bounds need SciPy's linear programs: {to_install('scipy')}") from error
     return optimize, sparse

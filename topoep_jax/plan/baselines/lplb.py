@@ -28,6 +28,7 @@ from types import ModuleType
 
 import numpy as np
 
+from topoep_jax._needs import to_install
 from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.topology import Topology
@@ -101,8 +102,6 @@ def _scipy_optimize() -> ModuleType:
     try:
         from scipy import optimize
     except ImportError as error:
-        raise ImportError(
-            "planner 'lplb' solves a linear program with SciPy: pip install 'topoep_jax[plan]'"
-        ) from error
+        raise ImportError(f"planner 'lplb' solves a linear program with SciPy: {to_install('scipy')}") from error
     module: ModuleType = optimize
     return module
