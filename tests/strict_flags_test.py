@@ -103,6 +103,17 @@ def test_all_flags_together_change_no_value(arguments):
     jax.tree.map(np.testing.assert_array_equal, got, want)
 
 
+def test_parameters_are_drawn_under_all_flags():
+    config = LayerConfig(
+        16, 8, 4, 2, Topology.uniform(1, 2), shared_ffn=8, router="glm4", router_options={"scale": 1.5}
+    )
+    draw = jax.jit(lambda key: init_params(key, config))
+    key = jax.random.key(0)
+    with flags(STRICT):
+        got = draw(key)
+    assert {value.dtype.name for value in got.values()} == {"float32"}
+
+
 @pytest.fixture(scope="module")
 def run_once_compiled(arguments):
     """Traces the program, compiles it where none like it was, to the letter, and runs it under the flags of now."""

@@ -169,7 +169,7 @@ def initializers(config: LayerConfig, dtype: Any = jnp.float32) -> dict[str, Ini
     hidden, ffn, experts, shared = config.hidden, config.ffn, config.num_experts, config.shared_ffn
 
     def normal(key: jax.Array, share: int, shape: tuple[int, ...], fan_in: int, dtype: Any) -> jax.Array:
-        key = jax.random.split(key, 5)[share]
+        key = jax.random.split(jax.random.clone(key), 5)[share]  # A share of its own is no second use.
         return (jax.random.normal(key, shape, jnp.float32) * fan_in**-0.5).astype(dtype)
 
     def packed(key: jax.Array) -> jax.Array:
