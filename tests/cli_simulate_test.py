@@ -156,7 +156,8 @@ def test_a_measured_machine(capsys, tmp_path):
     for name, speeds in (("even", None), ("uneven", [500] + [1000] * 31)):
         path = tmp_path / f"{name}.json"
         sizes = {"num_devices": 32, "num_domains": 4, "note": "not the rates of any cluster"}
-        path.write_text(json.dumps(measured | sizes | {"rank_speed": speeds}))
+        # Some editors put a byte order mark in front.
+        path.write_text(json.dumps(measured | sizes | {"rank_speed": speeds}), encoding="utf-8-sig")
         found = records(capsys, *SMALL, f"--hardware={path}", "--skew=0", "--planner=none")
         layer_ms.append(found[0]["layer_ms"])
         assert f"{path} (not the rates of any cluster)" in found[0]["constants"]

@@ -87,6 +87,15 @@ def test_settings_are_finite(folder: Path, number: str) -> None:
     assert_faults(lambda: checkpoint.read_config(folder), [f"unreadable config: config.json: {number} is not finite"])
 
 
+def test_a_byte_order_mark_is_no_content(folder: Path) -> None:
+    for name in (INDEX, "config.json"):
+        (folder / name).write_bytes(b"\xef\xbb\xbf" + (folder / name).read_bytes())
+    assert checkpoint.read_config(folder) == CONFIG
+    assert released.scan_folder(folder).faults == []
+    (folder / "config.json").write_text(json.dumps(QWEN3.config), encoding="utf-16")
+    assert_faults(lambda: checkpoint.read_config(folder), ["unreadable config: config.json: 'utf-8' codec .*"])
+
+
 def test_fp8_is_for_matrices(folder: Path) -> None:
     scales = {NORM + "_scale_inv": np.ones(1, np.float32)}
     vector = np.ones(32, ml_dtypes.float8_e4m3fn)

@@ -80,7 +80,7 @@ def _ousted(folder: pathlib.Path) -> list[str]:
 
 def _read_index(path: pathlib.Path) -> tuple[dict[str, str], list[str]]:
     try:
-        index = text.parse(path.read_text())["weight_map"]
+        index = text.read(path)["weight_map"]
         if not isinstance(index, dict) or not all(isinstance(name, str) for name in index.values()):
             raise ValueError("weight_map does not map names of tensors to names of files")
     except (OSError, ValueError, KeyError, TypeError) as error:
@@ -101,7 +101,7 @@ def config_file(folder: pathlib.Path) -> pathlib.Path:
 def read_config(path: pathlib.Path) -> tuple[dict[str, Any], Any, list[str]]:
     """The content of a config.json, the model's config made of it (None if that cannot be), and what is wrong."""
     try:
-        content = text.parse(path.read_text())
+        content = text.read(path)
         if not isinstance(content, dict):
             raise ValueError("it is no JSON object")
     except (OSError, ValueError) as error:

@@ -2,6 +2,7 @@
 
 import json
 import math
+import pathlib
 from collections.abc import Callable
 from typing import Any
 
@@ -16,6 +17,11 @@ def parse(text: str | bytes, *, pairs: Callable[[list[tuple[str, Any]]], Any] | 
         return json.loads(text, parse_constant=_finite, parse_float=_finite, object_pairs_hook=pairs)
     except RecursionError:
         raise ValueError("it nests too deep") from None
+
+
+def read(path: pathlib.Path) -> Any:
+    """The value of a file in UTF-8, which some editors begin with a byte order mark; raises OSError, and as `parse`."""
+    return parse(path.read_text(encoding="utf-8-sig"))
 
 
 def _finite(number: str) -> float:

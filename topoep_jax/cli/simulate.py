@@ -159,7 +159,8 @@ def _setting(values: flags.FlagValues, study: Study, top_k: int, *, fitted: bool
 
 def _named(hardware: str) -> str:
     """A preset's name, or a file's with what it says of itself."""
-    note = None if hardware in studies.HARDWARE else json.loads(Path(hardware).read_text()).get("note")
+    preset = hardware in studies.HARDWARE
+    note = None if preset else json.loads(Path(hardware).read_text(encoding="utf-8-sig")).get("note")
     return f"{hardware} ({note})" if note else hardware
 
 

@@ -145,7 +145,7 @@ def _fs_per_byte(name: str, gbps: Any) -> int:
 
 def _read_measurement(path: Path) -> dict[str, Any]:
     try:
-        found = json.loads(path.read_text())
+        found = json.loads(path.read_text(encoding="utf-8-sig"))
     except (OSError, ValueError, RecursionError) as error:
         raise ValueError(f"{path} cannot be read as a measurement ({error}): write it with `topoep measure`") from error
     version = found.get("version") if isinstance(found, dict) else None
