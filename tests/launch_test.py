@@ -7,7 +7,6 @@ GPUs that a stand-in for the driver shows, by real processes on this machine.
 import contextlib
 import importlib.machinery
 import json
-import os
 import re
 import socket
 import subprocess
@@ -24,8 +23,6 @@ from tests.multiprocess_worker import ROOT
 from tests.xla_flags import xla_flags
 from topoep_jax import launch
 from topoep_jax.launch import Job, Part, fault_of, find, local_device_ids
-
-OF_LAUNCHERS = re.compile(r"SLURM_|OMPI_|KUBERNETES_|JOB_COMPLETION_INDEX|JAX_(COORDINATOR|LOCAL_DEVICE)")
 
 
 def slurm(process, nodes=4, tasks_per_node=1, **more):
@@ -64,6 +61,9 @@ def without(variables, *names):
 
 BATCH = without(slurm(0), *(name for name in slurm(0) if "STEP" in name))
 """The shell of sbatch -n4: srun has not started it."""
+OF_LAUNCHERS = [*slurm(0), *open_mpi(0), "SLURM_GPUS_PER_TASK", "SLURM_TRES_PER_TASK"]
+OF_LAUNCHERS += ["KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"]
+OF_LAUNCHERS += ["JAX_COORDINATOR_ADDRESS", "JAX_COORDINATOR_PORT", "JAX_LOCAL_DEVICE_IDS"]
 SLURM_PORT = 61440 + 4242 % 4096
 MPI_PORT = 61440 + 1531576320 // 4096 % 4096
 
@@ -71,9 +71,8 @@ MPI_PORT = 61440 + 1531576320 // 4096 % 4096
 @pytest.fixture
 def start(monkeypatch):
     """Makes this a process that a launcher started."""
-    for name in list(os.environ):
-        if OF_LAUNCHERS.match(name):
-            monkeypatch.delenv(name)
+    for name in OF_LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
 
     def set_all(variables):
         for name, value in variables.items():
@@ -352,15 +351,15 @@ def on_loopback(row, port):
 def test_processes_come_together(tmp_path, row, visible):
     (tmp_path / "driver.c").write_text(DRIVER)
     subprocess.run(["cc", "-shared", "-fPIC", "-o", tmp_path / "libcuda.so.1", tmp_path / "driver.c"], check=True)
-    kept = {k: v for k, v in os.environ.items() if not OF_LAUNCHERS.match(k) and k != "JAX_PLATFORMS"}
-    kept |= {"LD_LIBRARY_PATH": str(tmp_path), "XLA_FLAGS": xla_flags(2)}
+    environment = ["env", *(f"-u{name}" for name in (*OF_LAUNCHERS, "JAX_PLATFORMS"))]
+    environment += [f"LD_LIBRARY_PATH={tmp_path}", f"XLA_FLAGS={xla_flags(2)}"]
     with contextlib.ExitStack() as stack:
         processes = []
         for variables, flags in on_loopback(row, free_port_from(61440)):
-            env = kept | {name: str(value) for name, value in variables.items()}
             log = stack.enter_context(tempfile.TemporaryFile("w+"))
-            command = [sys.executable, "-c", PROCESS, json.dumps(flags)]
-            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, env=env, stdout=log, stderr=log))
+            command = [*environment, *(f"{name}={value}" for name, value in variables.items())]
+            command += [sys.executable, "-c", PROCESS, json.dumps(flags)]
+            process = stack.enter_context(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=log))
             stack.callback(process.kill)
             processes.append((process, log))
         said = []

@@ -18,7 +18,7 @@ MAX_LINES = 400
 # room, and free to import each other.
 ORDER = [
     ["_compat", "_needs", "topology"],
-    ["_pallas", "_arrays"],
+    ["_pallas", "_arrays", "launch"],
     ["routing forced_routing", "shapes"],
     ["balance", "demand", "synthetic"],
     ["_cuda_build"],
@@ -37,7 +37,14 @@ ORDER = [
     ["aot"],
 ]
 ROW_AND_ROOM = {part: (row, room) for row, rooms in enumerate(ORDER) for room in rooms for part in room.split()}
-READERS_OF_ENVIRONMENT = {"topoep_jax/_cuda_build.py", "train/config.py", "conftest.py", "tests/leaks.py"}
+READERS_OF_ENVIRONMENT = {
+    "topoep_jax/_cuda_build.py",
+    "topoep_jax/launch.py",
+    "train/config.py",
+    "train/supervise.py",
+    "conftest.py",
+    "tests/leaks.py",
+}
 
 
 def python_files(*folders: str) -> list[Path]:

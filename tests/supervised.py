@@ -3,24 +3,26 @@
 python -m tests.supervised --num_processes=3 --process_id=1 --coordinator=127.0.0.1:PORT --run_dir=DIR
 """
 
-from train import parent, supervise
-
-if __name__ == "__main__":
-    parent.JOIN_S = float(supervise.os.environ.get("TEST_JOIN_S", parent.JOIN_S))
-    parent._VERDICT_S = float(supervise.os.environ.get("TEST_VERDICT_S", parent._VERDICT_S))
-    supervise.under_a_parent("tests.supervised")
-
 import argparse
 import os
 import signal
 import sys
 
+from train import parent, supervise
+
+parser = argparse.ArgumentParser()
+for name, kind in (("num_processes", int), ("process_id", int), ("coordinator", str), ("run_dir", str)):
+    parser.add_argument(f"--{name}", type=kind, required=True)
+parser.add_argument("--join_s", type=float, default=parent.JOIN_S)
+parser.add_argument("--verdict_s", type=float, default=parent._VERDICT_S)
+args = parser.parse_args()
+
+if __name__ == "__main__":
+    parent.JOIN_S, parent._VERDICT_S = args.join_s, args.verdict_s
+    supervise.under_a_parent("tests.supervised")
+
 
 def main() -> None:
-    parser = argparse.ArgumentParser()
-    for name, kind in (("num_processes", int), ("process_id", int), ("coordinator", str), ("run_dir", str)):
-        parser.add_argument(f"--{name}", type=kind, required=True)
-    args = parser.parse_args()
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
     signal.signal(signal.SIGUSR1, _crash)
     signal.signal(signal.SIGUSR2, lambda *_: sys.exit("error: no more room"))

@@ -16,7 +16,7 @@ import pytest
 
 from tests.multiprocess_worker import ROOT, _free_port
 from tests.train_runs import SHAPES, TINY, text_of
-from train.supervise import CHANNEL, maybe_one_of_several
+from train.supervise import maybe_one_of_several
 
 LIMIT_S = 60
 
@@ -24,9 +24,9 @@ LIMIT_S = 60
 class Run:
     """Processes that only wait (tests/supervised.py), each with its parent."""
 
-    def __init__(self, folder, count=3, **environment):
+    def __init__(self, folder, count=3, **patience):
         self.folder, self.count, self.port = folder, count, _free_port()
-        self._env = {k: v for k, v in os.environ.items() if k != CHANNEL} | environment
+        self._patience = [f"--{name}={value}" for name, value in patience.items()]
         self.parents, self.children = {}, {}
 
     def start(self, *processes, port=None, count=None):
@@ -34,10 +34,8 @@ class Run:
         for process in processes:
             flags = [f"--num_processes={count or self.count}", f"--process_id={process}", f"--run_dir={self.folder}"]
             flags.append(f"--coordinator=127.0.0.1:{port or self.port}")
-            command = [sys.executable, "-m", "tests.supervised", *flags]
-            made = subprocess.Popen(
-                command, cwd=ROOT, env=self._env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            command = [sys.executable, "-m", "tests.supervised", *flags, *self._patience]
+            made = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             self.parents[process] = made
         for process in processes:
             self.children[process] = int(self.parents[process].stdout.readline())
@@ -88,8 +86,8 @@ def runs(tmp_path):
     """Makes runs, and leaves nothing of them."""
     made = []
 
-    def make(count=3, **environment):
-        made.append(Run(tmp_path, count, **environment))
+    def make(count=3, **patience):
+        made.append(Run(tmp_path, count, **patience))
         return made[-1]
 
     yield make
@@ -143,7 +141,7 @@ def test_an_error_that_a_loss_explains_is_not_told(runs):
 
 
 def test_an_error_of_one_process_ends_the_others(runs):
-    run = runs(2, TEST_VERDICT_S="0.2").start(0, 1)
+    run = runs(2, verdict_s=0.2).start(0, 1)
     run.met()
     os.kill(run.children[1], signal.SIGUSR2)
     assert run.end(1) == (1, "error: no more room\n")
@@ -161,7 +159,7 @@ def test_an_error_that_all_tell_is_told_by_each(runs):
 
 
 def test_the_traceback_of_the_process_that_failed_is_shown(runs):
-    run = runs(2, TEST_VERDICT_S="0.2").start(0, 1)
+    run = runs(2, verdict_s=0.2).start(0, 1)
     run.met()
     os.kill(run.children[1], signal.SIGUSR1)
     code, said = run.end(1)
@@ -189,9 +187,9 @@ def test_processes_that_are_done_are_not_lost(runs):
 
 
 def test_who_does_not_come_is_named(runs):
-    run = runs(TEST_JOIN_S="0.5").start(0)
+    run = runs(join_s=0.5).start(0)
     assert run.end(0) == (1, f"error: of 3 processes, 1, 2 did not come to 127.0.0.1:{run.port} in 0.5 s\n")
-    code, said = runs(TEST_JOIN_S="0.5").start(1).end(1)
+    code, said = runs(join_s=0.5).start(1).end(1)
     assert code == 1
     assert re.fullmatch(r"error: process 0 was not found at 127\.0\.0\.1:\d+ in 0\.5 s \(.*refused\)\n", said), said
 
@@ -265,15 +263,11 @@ def test_a_training_run_ends_where_a_process_is_killed(tmp_path, lost, whom):
     settings |= {"shape": SHAPES["qwen3-tiny"], "data": text_of(tmp_path), "run_dir": run_dir, "num_processes": 2}
     settings["coordinator"] = f"127.0.0.1:{_free_port()}"
     flags = [f"--{name}={value}" for name, value in settings.items()]
-    env = {**os.environ, "JAX_PLATFORMS": "cpu"}
-    env.pop("XLA_FLAGS")
     with contextlib.ExitStack() as stack:
         processes = []
         for i in range(2):
-            command = [sys.executable, "-m", "train.pretrain", *flags, f"--process_id={i}"]
-            process = subprocess.Popen(
-                command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True
-            )
+            command = ["env", "-uXLA_FLAGS", sys.executable, "-m", "train.pretrain", *flags, f"--process_id={i}"]
+            process = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
             stack.enter_context(process)
             stack.callback(process.kill)
             processes.append(process)

@@ -1,6 +1,6 @@
 """The one place that knows what differs between the supported JAX versions (0.10.2 and 0.12)."""
 
-import os
+import math
 import warnings
 from collections.abc import Callable
 from typing import Any
@@ -65,12 +65,13 @@ def on_stream(stream: int, function: Callable[..., Any]) -> Callable[..., Any]:
     return place(function, compute_type=f"gpu_stream:{stream}", out_memory_spaces=jax.memory.Space.Device)
 
 
-def detect_processes(method: str | None, timeout_s: int) -> tuple[str | None, int | None, int | None]:
-    """What JAX's detection of launchers says: address of process 0, number of processes, and which one this is.
+def detect_processes(
+    address: str | None, method: str | None, timeout_s: int
+) -> tuple[str | None, int | None, int | None]:
+    """What JAX's detection of launchers says: address of process 0 unless given, how many there are, which this is.
 
     `jax.distributed.initialize` uses it, too, but only while it starts, and then also chooses devices.
     """
-    address = os.environ.get("JAX_COORDINATOR_ADDRESS")
     found = clusters.ClusterEnv.auto_detect_unset_distributed_params(address, None, None, [], method, timeout_s)
     return found[:3]
 
@@ -81,3 +82,23 @@ def exchange(key: str, text: str, timeout_s: int = 300) -> list[str]:
     state.client.key_value_set(f"topoep_jax/{key}/{state.process_id}", text)
     names = (f"topoep_jax/{key}/{process}" for process in range(state.num_processes))
     return [state.client.blocking_key_value_get(name, 1000 * timeout_s) for name in names]
+
+
+def meet(key: str, timeout_s: float) -> list[int]:
+    """Waits until all processes are here, without their devices, under a key that is used once. Collective.
+
+    Returns:
+      The processes that did not come in time: none, if all did.
+    """
+    state = distributed.global_state
+    folder = f"topoep_jax/{key}/"
+    state.client.key_value_set(f"{folder}{state.process_id}", "")
+    try:
+        state.client.wait_at_barrier(f"topoep_jax/{key}", math.ceil(1000 * timeout_s))
+    except jax.errors.JaxRuntimeError:
+        came = {int(name.rpartition("/")[2]) for name, _ in state.client.key_value_dir_get(folder)}
+        missing = sorted(set(range(state.num_processes)) - came)
+        if not missing:  # it was something else, such as a process that is lost
+            raise
+        return missing
+    return []

@@ -148,7 +148,7 @@ def _found(flags: Sequence[str]) -> Job:
     else:
         return Job()
     try:
-        address, count, number = _compat.detect_processes(method, JOIN_S)
+        address, count, number = _compat.detect_processes(environ.get("JAX_COORDINATOR_ADDRESS"), method, JOIN_S)
     except (RuntimeError, KeyError) as error:
         raise ValueError(f"{launcher} does not say which processes belong together: {error}; {way_out}") from error
     if address is None or count is None or number is None:

@@ -5,21 +5,17 @@ tells JAX's service another port once all are there. A process that is killed is
 that is gone, or its machine, by the connection that ends. Without JAX: this is a small process.
 """
 
-import contextlib
 import dataclasses
-import json
 import os
 import pathlib
-import re
 import selectors
 import signal
 import socket
 import subprocess
-import sys
 import time
 from collections.abc import Sequence
-from typing import Any
 
+from train.parent_io import Errors, Line, Message, write
 from train.supervise import CHANNEL, Place
 
 JOIN_S = 300
@@ -28,15 +24,10 @@ _VERDICT_S = 5
 """Seconds after the first error in which a loss that explains it may become known: an error may be its consequence."""
 _END_S = 5
 """Seconds that a process which has failed has for its own end."""
-_HOLD_S = 12
-"""Seconds for which what looks like the report of an error is held back: longer than a verdict takes."""
 _TICK_S = 0.5
-_KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
-"""A machine that is gone without a word is missed after 25 s."""
-_FAULT = re.compile(rb"Traceback \(most recent call last\)|[WEF]\d{4} \d\d:\d\d:\d|Fatal Python error|terminate called")
+_LOOK_S = 0.1
+"""How often process 0 is looked for, until it is there."""
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-Message = dict[str, Any]
 
 
 def run(command: Sequence[str]) -> int:
@@ -59,69 +50,6 @@ class _Lost:
     said: bool = False
 
 
-class _Line:
-    """Messages over a socket, one JSON value a line."""
-
-    def __init__(self, connection: socket.socket) -> None:
-        self.socket = connection
-        self._rest = b""
-        if connection.family != socket.AF_UNIX:
-            connection.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
-            for option, value in _KEEPALIVE:
-                connection.setsockopt(socket.IPPROTO_TCP, option, value)
-
-    def send(self, message: Message) -> None:
-        try:
-            self.socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            return  # Its end is heard where messages are received.
-
-    def receive(self) -> tuple[list[Message], bool]:
-        """What has come, and whether the other side is still there."""
-        try:
-            data = self.socket.recv(1 << 16)
-        except OSError:
-            data = b""
-        *lines, self._rest = (self._rest + data).split(b"\n")
-        messages: list[Message] = []
-        with contextlib.suppress(ValueError):  # Whoever writes something else to an open port is none of us.
-            messages = [message for message in map(json.loads, lines) if isinstance(message, dict)]
-        return messages, bool(data)
-
-
-class _Errors:
-    """The child's stderr: passed on, but for what may be the report of another process' loss."""
-
-    def __init__(self) -> None:
-        self._rest = b""
-        self._held: list[bytes] = []
-        self._since = 0.0
-
-    def feed(self, data: bytes) -> None:
-        *lines, self._rest = (self._rest + data).splitlines(keepends=True) or [b""]
-        if self._rest.endswith(b"\n"):
-            lines, self._rest = [*lines, self._rest], b""
-        for line in lines:
-            if self._held or _FAULT.match(line):
-                self._since = self._since if self._held else time.monotonic()
-                self._held.append(line)
-            else:
-                _write(line)
-
-    def release(self) -> None:
-        _write(b"".join(self._held) + self._rest)
-        self.drop()
-
-    def drop(self) -> None:
-        self._held, self._rest = [], b""
-
-    def tick(self) -> None:
-        if not self._held and self._rest:
-            self.release()  # A line that does not end, as of a question.
-        if self._held and time.monotonic() - self._since > _HOLD_S:
-            self.release()
-
-
 class _Parent:
     def __init__(self, command: Sequence[str]) -> None:
         self._selector = selectors.DefaultSelector()
@@ -136,20 +64,19 @@ class _Parent:
         ours, theirs = socket.socketpair()
         # A group of its own: a terminal's Ctrl-C reaches the parent alone, which passes it on once.
         self._child = subprocess.Popen(
-            command,
-            env={**os.environ, CHANNEL: f"{theirs.fileno()} {os.getpid()}"},
+            ["env", f"{CHANNEL}={theirs.fileno()} {os.getpid()}", *command],
             pass_fds=[theirs.fileno()],
             stderr=subprocess.PIPE,
             process_group=0,
         )
         theirs.close()
-        self._control: _Line | None = _Line(ours)
-        self._errors = _Errors()
+        self._control: Line | None = Line(ours)
+        self._errors = Errors()
         self._place: Place | None = None
         self._server: socket.socket | None = None
-        self._others: dict[int, _Line] = {}
+        self._others: dict[int, Line] = {}
         """At process 0: the parents of the others."""
-        self._lead: _Line | None = None
+        self._lead: Line | None = None
         """Elsewhere: the parent of process 0."""
         self._join_by = 0.0
         self._going = False
@@ -170,7 +97,7 @@ class _Parent:
         self._selector.register(stderr, selectors.EVENT_READ, lambda: self._on_stderr(stderr))
         code = None
         while code is None:
-            for key, _ in self._selector.select(_TICK_S):
+            for key, _ in self._selector.select(_TICK_S if self._going else _LOOK_S):
                 key.data()
             self._errors.tick()
             self._join()
@@ -225,10 +152,10 @@ class _Parent:
 
     def _on_stranger(self) -> None:
         assert self._server is not None
-        line = _Line(self._server.accept()[0])
+        line = Line(self._server.accept()[0])
         self._selector.register(line.socket, selectors.EVENT_READ, lambda: self._on_other(line))
 
-    def _on_other(self, line: _Line) -> None:
+    def _on_other(self, line: Line) -> None:
         """A message to process 0."""
         messages, alive = line.receive()
         for message in messages:
@@ -241,7 +168,7 @@ class _Parent:
                 if its is line:
                     self._hear(process, "gone")
 
-    def _is_of_run(self, line: _Line, message: Message) -> bool:
+    def _is_of_run(self, line: Line, message: Message) -> bool:
         place, process = self._place, message.get("process")
         if place is None or message.get("of") != place.processes or not isinstance(process, int):
             line.send(dataclasses.asdict(_Lost(f"{place and place.coordinator} is of another run")))
@@ -297,7 +224,7 @@ class _Parent:
                     self._lost = _Lost(f"process 0 was not found at {place.coordinator} in {JOIN_S} s ({error})")
                 return
             connection.settimeout(None)
-            self._lead = _Line(connection)
+            self._lead = Line(connection)
             self._selector.register(connection, selectors.EVENT_READ, self._on_lead)
             self._say("here")
 
@@ -389,10 +316,10 @@ class _Parent:
         else:
             self._errors.drop()
         if lost.process is None:
-            _write(f"error: {lost.what}\n".encode())
+            write(f"error: {lost.what}\n".encode())
         elif not lost.said or not (own or self._said):
             this = "the run" if own else "this one"
-            _write(f"error: {lost.what}, so {this} cannot go on. {_way_on(place)}\n".encode())
+            write(f"error: {lost.what}, so {this} cannot go on. {_way_on(place)}\n".encode())
         return 128 - code if own and code < 0 else max(code, 1)
 
 
@@ -416,8 +343,3 @@ def _way_on(place: Place) -> str:
     if pathlib.Path(place.run_dir).exists():
         return f"Nothing was saved yet: remove {place.run_dir} and start all processes again"
     return "Nothing was saved yet: start all processes again"
-
-
-def _write(data: bytes) -> None:
-    sys.stderr.buffer.write(data)
-    sys.stderr.buffer.flush()
