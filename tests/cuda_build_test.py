@@ -113,6 +113,38 @@ def workshop(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Workshop:
 ALL = {"solver.cc", "plan.cu", "transfer.cu"}
 
 
+def link_line(workshop: Workshop) -> list[str]:
+    [line] = [line.split("\t") for line in workshop.journal.read_text().splitlines() if "-shared" in line]
+    return line
+
+
+def test_the_compiler_is_told_where_its_package_has_its_libraries(workshop: Workshop) -> None:
+    """Its own profile says lib64, where packages 13.0 and 13.1 have lib. A local toolkit with lib64 needs no help."""
+    workshop.build()
+    assert not [word for word in link_line(workshop) if word.startswith("-L")]
+    workshop.write({"cuda/lib/libcudart_static.a": "", "xla_ffi/plan/plan.cu": "// again"})
+    workshop.build()
+    assert f"-L{workshop.folder / 'cuda/lib'}" in link_line(workshop)
+
+
+@pytest.mark.parametrize("installed", [False, True])
+def test_headers_of_another_release_than_the_compiler_are_refused_before(
+    workshop: Workshop, monkeypatch: pytest.MonkeyPatch, installed: bool
+) -> None:
+    workshop.set_versions("13.5.37", "2.32.3", "0.3")
+    header = "cuda/include/cuda_runtime_api.h"
+    workshop.write({header: "#define CUDART_VERSION  13050\n"})
+    workshop.find()
+    workshop.write({header: "#define CUDART_VERSION  13000\n"})
+    way = "point CUDA_HOME to a toolkit whose parts belong together"
+    if installed:
+        monkeypatch.setattr(_cuda_build, "_nvidia_folders", lambda: [workshop.folder])
+        names = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
+        way = f"pip install {' '.join(f'.{name}==13[.]0[.][*].' for name in names)}, or point CUDA_HOME"
+    with pytest.raises(_cuda_build.BuildError, match=rf"nvcc is of CUDA 13.5, but the runtime .* of 13.0: .*{way}"):
+        workshop.find()
+
+
 def test_only_what_changed_is_compiled_again(workshop: Workshop) -> None:
     first, compiled = workshop.build()
     assert compiled == ALL

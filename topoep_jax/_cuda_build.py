@@ -36,7 +36,10 @@ OLDEST_NCCL = (2, 32, 3)
 
 _SET_CACHE = "set TOPOEP_CUDA_CACHE to a folder on a local disk that can be written"
 
-PACKAGES = "nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-nccl-cu13 (the extra topoep_jax[cuda13] has them)"
+PACKAGES = (
+    "nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-nccl-cu13 (`make setup EXTRA=cuda13` in a clone)"
+)
+_OF_ONE_RELEASE = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 # The handlers and the functions that Python calls; everything else stays inside, apart from `_xla_ffi` and the plugin.
 _EXPORTS = "{ global: Topoep*; topoep_*; local: *; };\n"
@@ -92,6 +95,7 @@ def find(
             f"{nvcc} is of CUDA {_dotted(nvcc_version(nvcc))}, and {_dotted(OLDEST_NVCC)} or newer is needed: install"
             f" {PACKAGES}, or point CUDA_HOME to a newer toolkit"
         )
+    _check_headers(nvcc)
     nccl = nccl_include or _find_nccl()
     if not (nccl / "nccl_device.h").is_file():
         raise BuildError(
@@ -138,9 +142,38 @@ def nvcc_version(nvcc: Path) -> tuple[int, ...]:
     return tuple(map(int, match.groups()))
 
 
+def runtime_version(nvcc: Path) -> tuple[int, ...] | None:
+    """Release of the runtime headers that a compiler takes, as (13, 0); None if they are not where they should be."""
+    header = nvcc.resolve().parent.parent / "include/cuda_runtime_api.h"
+    (version,) = _macros(header, "CUDART_VERSION") if header.is_file() else (0,)
+    return (version // 1000, version % 1000 // 10) if version else None
+
+
+def link_flags(nvcc: Path) -> list[str]:
+    """What a compiler must be told to find its own libraries: nvcc.profile of packages 13.0 and 13.1 says lib64."""
+    folder = nvcc.resolve().parent.parent / "lib"
+    return [f"-L{folder}"] if (folder / "libcudart_static.a").is_file() else []
+
+
 def nccl_version(include: Path) -> tuple[int, ...]:
     """Version of the NCCL headers in `include`, as (2, 32, 3)."""
     return _macros(include / "nccl.h", "NCCL_MAJOR", "NCCL_MINOR", "NCCL_PATCH")
+
+
+def _check_headers(nvcc: Path) -> None:
+    """Packages may be of different releases, which CUDA's own headers refuse in the middle of a long output."""
+    runtime = runtime_version(nvcc)
+    release = nvcc_version(nvcc)[:2]
+    if runtime in (None, release):
+        return
+    if any(nvcc.resolve().is_relative_to(folder.resolve()) for folder in _nvidia_folders()):
+        way = "pip install " + " ".join(f"'{package}=={_dotted(runtime)}.*'" for package in _OF_ONE_RELEASE)
+        way = f"install one release of all, as by {way}, or point CUDA_HOME to a whole toolkit"
+    else:
+        way = "point CUDA_HOME to a toolkit whose parts belong together"
+    raise BuildError(
+        f"{nvcc} is of CUDA {_dotted(release)}, but the runtime headers beside it are of {_dotted(runtime)}: {way}"
+    )
 
 
 def cache_folder() -> Path:
@@ -246,7 +279,7 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], folder: Path) -> None:
     exports = folder / "exports"
     exports.write_text(_EXPORTS)
     # In the folder, since nvcc hands the linker a path with a space in pieces.
-    words = [*_LINK_FLAGS, f"-Xlinker=--version-script={exports.name}", "-o", LIBRARY]
+    words = [*_LINK_FLAGS, *link_flags(toolchain.nvcc), f"-Xlinker=--version-script={exports.name}", "-o", LIBRARY]
     _run([toolchain.nvcc, *words, *objects], makes=folder / LIBRARY, cwd=folder)
     exports.unlink()
 

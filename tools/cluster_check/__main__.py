@@ -25,7 +25,7 @@ from tools.gpu_check.runner import ROOT, Check, Result, Setting, run_checks
 from topoep_jax import launch
 
 CHECKS = (
-    Check("bring_up", "tools.cluster_check.transfers:bring_up", 300),
+    Check("bring_up", "tools.cluster_check.transfers:bring_up", 900),  # the first builds the CUDA library, too
     Check("exact", "tools.cluster_check.transfers:exact", 600),
     Check("times", "tools.cluster_check.transfers:times", 600),
     Check("train_xla", "tools.cluster_check.training:with_collectives", 900),

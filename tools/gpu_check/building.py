@@ -84,11 +84,14 @@ def program_commands(
     nvcc: Path, nccl_include: Path | None, architectures: Sequence[str], folder: Path
 ) -> dict[str, list[str | Path]]:
     """What compiles each program of tools/gpu into `folder`; without NCCL's headers, those that need none."""
+    from topoep_jax import _cuda_build
+
     sources: dict[str, list[str | Path]] = {
         "plan_check": ["plan_check.cc", "problem_file.cc", "plan_runner_cuda.cu", ROOT / "xla_ffi/plan/plan.cu"],
         "copies": ["copies.cu"],
     }
     flags: list[str | Path] = ["-std=c++17", "-O3", "-lineinfo", "-cudart=static", f"-I{ROOT}"]
+    flags += _cuda_build.link_flags(nvcc)
     if nccl_include is not None:
         flags += ["-isystem", nccl_include]
         names = ("transfer/transfer.cu", "transport/group.cc", "transport/nccl_api.cc")
