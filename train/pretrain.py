@@ -31,7 +31,7 @@ from tqdm import tqdm
 
 from models.checkpoint import load
 from models.checkpoint.folder import write_json
-from topoep_jax import Status, launch, transport
+from topoep_jax import Status, transport
 from train import report, resume
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
@@ -43,7 +43,7 @@ from train.part import param_dtype
 from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
 from train.step import Program, build
-from train.together import load_same_tokens, together
+from train.together import load_same_tokens, meet, together
 
 OnStep = Callable[[dict[str, Any]], None]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
@@ -89,7 +89,7 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
 
 def _run_until(interrupt: "_Interrupt", config: TrainConfig, on_step: OnStep | None) -> dict[str, Any]:
     if config.num_processes > 1:
-        _meet(config)
+        meet(config, _resume_command(config))
         interrupt.watch()  # JAX has put a handler of its own in its place.
     tokens, vocab = load_same_tokens(config), config.shapes().vocab
     if tokens.largest >= vocab:
@@ -101,16 +101,6 @@ def _run_until(interrupt: "_Interrupt", config: TrainConfig, on_step: OnStep | N
             if _is_lead():
                 stack.enter_context(sole_writer(pathlib.Path(config.run_dir), "--run_dir"))
         return _train(dataclasses.replace(config, of_data=tokens.digest.hex()), tokens.ids, interrupt, on_step)
-
-
-def _meet(config: TrainConfig) -> None:
-    """Makes this process one of those of the run."""
-    process, processes = config.process_id, config.num_processes
-    print(f"process {process} of {processes}: waiting for the others at {config.coordinator}", flush=True)
-    place = supervise.Place(process, processes, config.coordinator, config.run_dir, _resume_command(config))
-    job = launch.Job(processes, process, supervise.meet(place))
-    launch.connect(job)
-    launch.check_devices(job)
 
 
 def _train(config: TrainConfig, tokens: np.ndarray, interrupt: "_Interrupt", on_step: OnStep | None) -> dict[str, Any]:
@@ -185,10 +175,12 @@ def _loop(
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
     step: Step | None = None
+    exact_step = program.exact_step and _Together(program.exact_step, config.peer_timeout_s)
     if not interrupt.asked():
         _say("compiling: about a minute on a laptop")
         # Compiled ahead, so that the first step's tokens per second mean something.
-        step = program.step.lower(state, program.place(stream[done])).compile()
+        step = _Together(program.step, config.peer_timeout_s)
+        step.compile(state, program.place(stream[done]))
         _say(f"compiled in {time.perf_counter() - began:.0f} s")
     logged = log or contextlib.nullcontext()
     with _Progress(config.steps, done) as progress, recorder, logged:
@@ -196,7 +188,7 @@ def _loop(
             batch = program.place(stream[done])
             began = time.perf_counter()
             try:
-                state, metrics, rerun = _run(step, program.exact_step, state, batch, recorder.wants(done + 1))
+                state, metrics, rerun = _run(step, exact_step, state, batch, recorder.wants(done + 1))
             except jax.errors.JaxRuntimeError as error:
                 if (lost := transport.failure()) is None:
                     raise
@@ -234,6 +226,29 @@ def _run(
     # The state is still what it was. All processes come here together, since each holds the same metrics.
     state, metrics = exact_step(state, batch)
     return state, _fetch(metrics, recorded), True
+
+
+class _Together:
+    """A step that all processes compile before any of them runs it: kernels would wait in vain for who still does."""
+
+    def __init__(self, step: jax.stages.Wrapped, timeout_s: float) -> None:
+        self._step, self._timeout_s = step, timeout_s
+        self._compiled: jax.stages.Compiled | None = None
+
+    def compile(self, state: TrainState, batch: jax.Array) -> jax.stages.Compiled:
+        """Collective. Raises RunStopped if a process takes too long."""
+        compiled = self._step.lower(state, batch).compile()
+        try:
+            transport.meet("compile its step", self._timeout_s)
+        except TimeoutError as error:
+            raise RunStopped(f"{error}, or give it longer with --peer_timeout_s") from error
+        self._compiled = compiled
+        return compiled
+
+    def __call__(self, state: TrainState, batch: jax.Array) -> tuple[TrainState, StepMetrics]:
+        compiled = self._compiled or self.compile(state, batch)
+        result: tuple[TrainState, StepMetrics] = compiled(state, batch)
+        return result
 
 
 def _fetch(metrics: StepMetrics, recorded: bool) -> StepMetrics:

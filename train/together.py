@@ -13,13 +13,29 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
+from topoep_jax import launch
 from topoep_jax.transport import agree
+from train import supervise
 from train.config import TrainConfig
 from train.data import DataError, Tokens, read_tokens
 
 _DIGEST_BYTES = 16
 _OF_A_PROCESS = ("process_id", "coordinator", "data")
 """Settings that may differ between processes; what `data` names must hold the same."""
+
+
+def meet(config: TrainConfig, resume: str) -> None:
+    """Makes this process one of those of the run, which `resume` goes on with.
+
+    Raises:
+      ValueError: their devices do not add up.
+    """
+    process, processes = config.process_id, config.num_processes
+    print(f"process {process} of {processes}: waiting for the others at {config.coordinator}", flush=True)
+    place = supervise.Place(process, processes, config.coordinator, config.run_dir, resume)
+    job = launch.Job(processes, process, supervise.meet(place))
+    launch.connect(job)
+    launch.check_devices(job)
 
 
 @contextlib.contextmanager
