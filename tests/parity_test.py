@@ -105,9 +105,16 @@ def folders(tmp_path_factory):
     return folder
 
 
-@pytest.fixture(scope="module", params=VARIANTS, ids=lambda variant: variant.name)
-def run(request, folders):
-    return run_of(request.param, folders / request.param.name)
+@pytest.fixture(scope="module")
+def runs(folders):
+    """Of each variant one, whichever order the tests come in."""
+    by_name = {variant.name: variant for variant in VARIANTS}
+    return functools.cache(lambda name: run_of(by_name[name], folders / name))
+
+
+@pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
+def run(request, runs):
+    return runs(request.param.name)
 
 
 def test_logits(run):
