@@ -140,6 +140,9 @@ class TrainConfig:
     )
     num_processes: int = _setting(1, "processes of the run; 1 runs alone whatever started it")
     process_id: int = _setting(0, "which of them this is")
+    peer_timeout_s: float = _setting(
+        600.0, "seconds that processes wait for each other after compiling, and kernels of --transport=device in a step"
+    )
 
     of_weights: ModelConfig | None = None
     """Shapes of the folder that the run started from, if they take the place of those of `model`, which then is the
@@ -169,6 +172,8 @@ class TrainConfig:
         for name in ("lr", "clip", "cap_factor"):
             if not 0 < getattr(self, name) < math.inf:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
+        if not 0 < self.peer_timeout_s <= 1e6:
+            raise ValueError(f"--peer_timeout_s={self.peer_timeout_s} must be positive, and at most 1000000 seconds")
         if self.record_routing < 0:
             raise ValueError(f"--record_routing={self.record_routing} must not be negative: 1 records every step")
         if not 0 <= self.weight_decay < math.inf or self.warmup < 0:

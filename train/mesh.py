@@ -70,7 +70,8 @@ def connect(config: TrainConfig, mesh: Mesh, *, compile_only: bool) -> None:
         pulls=config.pulls,
     )
     topology = make_topology(config, mesh)
-    transport.init(mesh, AXIS, sizes=layer, topology=topology, dtype=dtype, compile_only=compile_only)
+    options = {"dtype": dtype, "timeout_s": config.peer_timeout_s, "compile_only": compile_only}
+    transport.init(mesh, AXIS, sizes=layer, topology=topology, **options)
 
 
 def num_slots(config: TrainConfig) -> int:

@@ -21,7 +21,7 @@ BALANCING = ("planner", "effort", "num_slots", "ep", "dp", "domains", "cap_facto
 """Said and recorded: other figures of balancing, from the same demand; the parameters differ by rounding."""
 FREE = (
     *("data", "init_from", "run_dir", "resume", "restore", "save_every", "record_routing"),
-    *("coordinator", "num_processes", "process_id"),
+    *("coordinator", "num_processes", "process_id", "peer_timeout_s"),
     *(
         "remat",
         "fsdp",

@@ -1,5 +1,6 @@
 """Ways to move rows between ranks: lax collectives, and groups of ranks whose kernels reach each other's memory."""
 
+from topoep_jax.transport.agree import meet as meet
 from topoep_jax.transport.device import Failure as Failure
 from topoep_jax.transport.device import Group as Group
 from topoep_jax.transport.device import failure as failure

@@ -24,9 +24,6 @@ from topoep_jax.transport.sizes import GroupSizes, LayerSizes, group_sizes
 NUM_WORKERS = 32
 """Blocks of a transfer kernel: enough to fill NVLink, few enough to leave the other SMs to the layer."""
 
-TIMEOUT_S = 60.0
-"""Default of how long a kernel waits for a peer."""
-
 _MAX_TIMEOUT_S = 1e6  # nanoseconds must fit 64 bits, also once they are counted as clock cycles
 
 PHASES = (
@@ -116,7 +113,7 @@ def init(
     topology: Topology | None = None,
     dtype: DTypeLike = jnp.float32,
     staging_bytes: int = STAGING_BYTES,
-    timeout_s: float = TIMEOUT_S,
+    timeout_s: float = agree.TIMEOUT_S,
     require: bool = False,
     compile_only: bool = False,
     library: Callable[[], Native] = Library,
@@ -136,6 +133,7 @@ def init(
         large as for float32.
       staging_bytes: of the buffer in which replica gradients arrive.
       timeout_s: how long a kernel waits for a peer before it gives up, at most 1e6 seconds; see `failure`.
+        The peer may still compile: processes should `meet` after that.
       require: raise instead of taking lax collectives.
       compile_only: for ahead-of-time compilation; no communicator is made, and a program refuses to run.
       library: makes the native part, for tests.
