@@ -17,9 +17,10 @@ PY := $(VENV)/bin/python
 PARITY_VENV := .venv-parity
 # A worker that runs out of tests takes some of another's; until then neighbours stay together, which share programs.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
-# What a change breaks most, and none of it compiles a layer: the structure of the project, the laws of plans and the
-# planners against each other, small; then configuration, messages, files and rows as integers.
-QUICK := $(addprefix tests/,$(addsuffix _test.py,structure topology layer_config topoep_reference plan_cost plan_tables))
+# What a change breaks most, without a compiled layer: where things belong, configuration and messages, routers, and the
+# laws of plans, of which the rivals' on every small case are left to `make test`.
+QUICK := $(patsubst %,tests/%_test.py,structure topology layer_config routing \
+  plan_laws plan_cost plan_evaluate plan_pulls plan_vectors) -k "not small_cases or topoep"
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi -type f)
 CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
@@ -45,7 +46,7 @@ experiments-full: setup $(VENV)/.extra-cuda-aot
 # Under 30 seconds: for every few lines, where `make lint` and `make test` are for a commit.
 quick: setup
 	tools/lint_changed.sh $(VENV)/bin
-	$(PY) -m pytest $(QUICK) $(ARGS)
+	$(PYTEST) $(QUICK) $(ARGS)
 
 # In another order every time: files, and tests within a file, which share programs. The first lines tell the seed, and
 # ARGS=--random-order-seed=SEED repeats it.

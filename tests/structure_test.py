@@ -129,6 +129,14 @@ def test_the_environment_is_read_in_few_places() -> None:
     assert readers <= READERS_OF_ENVIRONMENT
 
 
+def test_make_quick_compiles_no_layer() -> None:
+    quick = re.search(r"^QUICK := \$\(patsubst .*?,.*?,((?:.|\\\n)*?)\)", (ROOT / "Makefile").read_text(), re.M)
+    files = [ROOT / "tests" / f"{name}_test.py" for name in quick[1].replace("\\", "").split()]
+    assert ROOT / "tests/plan_laws_test.py" in files
+    layers = re.compile(r"(models|train|topoep_jax\.(moe|moe_layer|MoE|module|linen|pipeline))(\.|$)")
+    assert not [(path.name, name) for path in files for name in imported_modules(path) if layers.match(name)]
+
+
 def project_texts() -> Iterator[Path]:
     """Files of the project that people write: nothing built, installed or downloaded."""
     yield from (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.suffix in TEXT_SUFFIXES)
