@@ -44,6 +44,7 @@ READERS_OF_ENVIRONMENT = {
     "train/supervise.py",
     "conftest.py",
     "tests/leaks.py",
+    "tests/leaks_test.py",
 }
 
 
