@@ -21,8 +21,13 @@ from jax._src.clusters import k8s_cluster
 
 from tests.multiprocess_worker import ROOT
 from tests.xla_flags import xla_flags
+from tools.cluster_check import cluster
+from tools.gpu_check.runner import Setting
 from topoep_jax import launch
+from topoep_jax.cli import measure as cli_measure
 from topoep_jax.launch import Job, Part, fault_of, find, local_device_ids
+from train import pretrain
+from train.config import TrainConfig
 
 
 def slurm(process, nodes=4, tasks_per_node=1, **more):
@@ -370,6 +375,37 @@ def test_processes_come_together(tmp_path, row, visible):
             assert code == 0, said[-1]
     for i, text in enumerate(said):
         assert json.loads(text.splitlines()[-1]) == [2, i, 4, visible[i], [4]]
+
+
+def train(folder):
+    of_run = {"num_processes": 4, "process_id": 0, "coordinator": f"node001:{SLURM_PORT}"}
+    pretrain.train(TrainConfig(ep=32, batch_size=32, run_dir=str(folder / "run"), **of_run))
+
+
+def check(folder):
+    cluster.Cluster(4, 0, f"node001:{SLURM_PORT}", str(folder)).save(setting := Setting(folder, True, ""))
+    cluster.connect(setting)
+
+
+def measure(folder):
+    values = cli_measure.define()
+    values(["measure", f"--out={folder}/rates.json"])
+    list(cli_measure.run(values))
+
+
+@pytest.mark.parametrize("command", [train, check, measure])
+def test_every_command_takes_all_devices_under_slurm(start, monkeypatch, tmp_path, command):
+    class Started(Exception):
+        pass
+
+    def initialize(coordinator, num_processes, process_id, *, local_device_ids, **_):
+        raise Started(coordinator, num_processes, process_id, local_device_ids)
+
+    start(slurm(0))
+    monkeypatch.setattr(jax.distributed, "initialize", initialize)
+    with pytest.raises(Started) as started:
+        command(tmp_path)
+    assert started.value.args == (f"node001:{SLURM_PORT}", 4, 0, [])
 
 
 def test_a_process_alone_starts_nothing():
