@@ -80,9 +80,7 @@ class Checkpoints:
                     with self._written(f"the checkpoint of step {step} cannot be set aside"):
                         aside = self._free(f"{step}.aside")
                         (self._folder / str(step)).rename(aside)
-                        self.notes.append(
-                            f"the checkpoint of step {step} is now {aside}: remove it when nobody needs it"
-                        )
+                        self.notes.append(f"the checkpoint of step {step} is now {aside}; remove it some day")
 
     def save(self, state: TrainState) -> None:
         """Writes the state under its own step, unless that is there already. Collective.
@@ -157,8 +155,8 @@ class Checkpoints:
                 raise CheckpointError(f"{self._folder} is no folder: move it away, and start anew in another --run_dir")
             raise CheckpointError(f"{self._folder} holds no checkpoint: start without --resume in another --run_dir")
         if step is not None and step not in there:
-            known = " and ".join(map(str, there))
-            raise CheckpointError(f"{self._folder} holds no checkpoint of step {step}: take --restore={known}")
+            known = " or ".join(f"--restore={other}" for other in there)
+            raise CheckpointError(f"{self._folder} holds no checkpoint of step {step}: take {known}")
         return there[-1] if step is None else step
 
     def _verify(self, step: int) -> None:
@@ -177,8 +175,9 @@ class Checkpoints:
             yield
         except CheckpointError:
             raise
-        except (ValueError, OSError, KeyError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
+        except Exception as error:
+            # Orbax has no class for it: it raises `Exception`, with pages of text.
+            reason = _first_line(error.__cause__ or error)
             raise CheckpointError(
                 f"checkpoint {self._folder / str(step)} cannot be read ({reason}). {self._way_on(step)}"
             ) from error
@@ -195,13 +194,10 @@ class Checkpoints:
         try:
             yield
         except (OSError, ValueError) as error:
-            reason = (str(error).splitlines() or [type(error).__name__])[0]
             latest = self.latest()
             saved = f"--resume, which goes on from step {latest}" if latest is not None else "a new run: none was saved"
-            raise CheckpointError(
-                f"{fault} in {self._folder} ({reason}): make room there, or the folder writable, and start again with"
-                f" {saved}"
-            ) from error
+            where = f"{fault} in {self._folder} ({_first_line(error)})"
+            raise CheckpointError(f"{where}: make room there, or it writable, and start again with {saved}") from error
 
     def _make(self, name: str) -> pathlib.Path:
         """A new folder, once what a process that was killed had begun is gone."""
@@ -250,6 +246,10 @@ def _is_mine(name: str) -> bool:
     """Whether this process wrote a file: Orbax says in names which one did, but for those of the first."""
     writer = re.search(r"process_(\d+)", name)
     return (int(writer[1]) if writer else 0) == jax.process_index()
+
+
+def _first_line(error: BaseException) -> str:
+    return (str(error).splitlines() or [type(error).__name__])[0]
 
 
 def _listed(faults: list[str]) -> str:

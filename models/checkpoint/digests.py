@@ -84,10 +84,8 @@ def compare(folder: pathlib.Path, *, share: tuple[int, int] = (0, 1), read: bool
         except OSError as error:
             return Findings([*faults, f"{error.filename} cannot be read ({error.strerror})"], [])
         faults += [f"{name} holds other bytes than were written" for name in mine if digests[name] != entries[name]]
-    extra = [name for name in there if name not in entries]
-    return Findings(
-        faults, [f"also holds {', '.join(extra)}, which is not part of it and is not read"] if extra else []
-    )
+    extra = ", ".join(name for name in there if name not in entries)
+    return Findings(faults, [f"also holds {extra}: that is no part of it, and is not read"] if extra else [])
 
 
 def _of_file(path: pathlib.Path) -> tuple[int, str]:
