@@ -27,8 +27,9 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder = named_folder(values, "folder")
     if trainer.find(folder) is not None:
-        source = trainer.Trained(folder, config=named_config(values))
+        source = trainer.Trained(folder, config=named_config(values), read=False)
         yield f"{trainer.find(folder)}: checkpoint of the trainer\n{_model(source.config)}"
+        yield from (f"  note: {note}\n" for note in source.notes)
         for parameter in source.parameters:
             yield f"  {parameter.path}: {source.dtype(parameter)} {list(parameter.shape)}\n"
         return
