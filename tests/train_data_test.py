@@ -316,7 +316,9 @@ def test_runs_are_numbered_and_resumed_with_their_settings(parse, tmp_path):
     folder = tmp_path / "runs/0001"
     folder.mkdir(parents=True)
     config.save(folder / "config.json")
-    assert json.loads((folder / "config.json").read_text())["steps"] == 7
+    text = (folder / "config.json").read_text()
+    assert json.loads(text)["steps"] == 7
+    (folder / "config.json").write_text(text, encoding="utf-8-sig")  # as some editors leave it
     assert parse().run_dir == "runs/0002"
     (folder / "checkpoints/5").mkdir(parents=True)
     (tmp_path / "runs/0002/checkpoints").mkdir(parents=True)  # stopped before its first checkpoint
