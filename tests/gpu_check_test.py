@@ -1,6 +1,8 @@
 """tools/gpu_check.sh without a GPU: its runner tells passes, failures and skips apart, and a planted fault fails it."""
 
+import importlib
 import json
+import pkgutil
 import subprocess
 import sys
 import time
@@ -8,8 +10,21 @@ from pathlib import Path
 
 import pytest
 
+import tools.gpu_check
 from tools.gpu_check import __main__ as command
-from tools.gpu_check.runner import FAILED, PASSED, ROOT, SKIPPED, Check, Setting, SkippedError, run_checks
+from tools.gpu_check import sanitizers, transfers
+from tools.gpu_check.runner import (
+    FAILED,
+    NEEDS_GPU,
+    PASSED,
+    ROOT,
+    SKIPPED,
+    Check,
+    Condition,
+    Setting,
+    SkippedError,
+    run_checks,
+)
 
 # The interpreter of the tests: another one's JAX may not know the flags that they set for XLA.
 SCRIPT = ["env", f"PYTHON={sys.executable}", ROOT / "tools/gpu_check.sh"]
@@ -24,7 +39,11 @@ def fails(setting: Setting) -> None:
 
 
 def is_left_out(setting: Setting) -> None:
-    raise SkippedError("nothing to see")
+    raise SkippedError(Condition("nothing to see", lambda setting: setting.dry_run))
+
+
+def is_left_out_in_vain(setting: Setting) -> None:
+    raise SkippedError(Condition("this is no dry run", lambda setting: not setting.dry_run))
 
 
 def hangs(setting: Setting) -> None:
@@ -42,11 +61,46 @@ def run(folder: Path, *names: str, limit_s: int = 60, budget_s: float = 60) -> d
 
 
 def test_a_check_passes_fails_or_is_skipped_with_the_reason(tmp_path):
-    results = run(tmp_path, "passes", "fails", "is_left_out", "dies")
+    results = run(tmp_path, "passes", "fails", "is_left_out", "is_left_out_in_vain", "dies")
     assert results["passes"] == (PASSED, "")
     assert results["fails"] == (FAILED, "status 1: RuntimeError: as it should")
     assert results["is_left_out"] == (SKIPPED, "nothing to see")
+    said = "RuntimeError: skips itself for a reason that is not so: this is no dry run"
+    assert results["is_left_out_in_vain"] == (FAILED, f"status 1: {said}")
     assert results["dies"][0] == FAILED
+
+
+def test_a_dry_run_leaves_out_what_is_only_on_a_gpu(tmp_path):
+    """The memory of a GPU, ranks on one, and its kernels while they run; a CPU makes all other checks."""
+    checks = [check for check in command.CHECKS if check.needs_gpu]
+    assert {check.name for check in checks} == {"copies", "transfers", "memcheck", "racecheck", "synccheck"}
+    results = run_checks(checks, Setting(tmp_path, True, ""), time.monotonic() + 60, lambda result: None)
+    assert {(result.status, result.reason) for result in results} == {(SKIPPED, NEEDS_GPU)}
+
+
+def program(path: Path, script: str) -> None:
+    path.write_text(f"#!/bin/sh\n{script}\n")
+    path.chmod(0o755)
+
+
+def test_every_reason_to_skip_is_true_where_it_is_given_alone(tmp_path, monkeypatch):
+    modules = [
+        importlib.import_module(f"tools.gpu_check.{m.name}") for m in pkgutil.iter_modules(tools.gpu_check.__path__)
+    ]
+    reasons = {
+        id(value): value for module in modules for value in vars(module).values() if isinstance(value, Condition)
+    }
+    assert list(reasons.values()) == [sanitizers.NO_SANITIZER, transfers.NO_RANKS], "test a new one below"
+    setting = Setting(tmp_path, False, "")
+    monkeypatch.setenv("PATH", str(tmp_path))
+    monkeypatch.setenv("CUDA_HOME", str(tmp_path / "none"))
+    assert sanitizers.NO_SANITIZER.holds(setting)
+    program(tmp_path / "compute-sanitizer", "")
+    assert not sanitizers.NO_SANITIZER.holds(setting)
+    program(tmp_path / "ranks_on_one_gpu", """echo '{"ok": false, "reason": "no NCCL"}'""")
+    assert transfers.NO_RANKS.holds(setting)
+    program(tmp_path / "ranks_on_one_gpu", """echo '{"ok": true}'""")
+    assert not transfers.NO_RANKS.holds(setting)
 
 
 def test_a_check_that_hangs_fails_unless_the_budget_ended(tmp_path):
@@ -73,7 +127,7 @@ def test_a_machine_without_a_gpu_is_told_so(tmp_path):
 
 @pytest.mark.parametrize("plant", ["", "programs"])
 def test_a_dry_run_passes_and_a_planted_fault_fails_it(tmp_path, plant):
-    arguments = ["--dry-run", "--folder", tmp_path, "--only", "extension", "programs", "gemms"]
+    arguments = ["--dry-run", "--folder", tmp_path, "--only", "extension", "programs", *([] if plant else ["gemms"])]
     done = subprocess.run(
         [*SCRIPT, *arguments, *(["--plant", plant] if plant else [])],
         capture_output=True,
@@ -82,5 +136,5 @@ def test_a_dry_run_passes_and_a_planted_fault_fails_it(tmp_path, plant):
     report = json.loads((tmp_path / "report.json").read_text())
     statuses = {check["name"]: check["status"] for check in report["checks"]}
     assert report["label"] == "dry-run"
-    assert statuses == {"extension": PASSED, "programs": FAILED if plant else PASSED, "gemms": SKIPPED}
+    assert statuses == {"extension": PASSED, "programs": FAILED} if plant else set(statuses.values()) == {PASSED}
     assert done.returncode == (1 if plant else 0), done.stdout + done.stderr

@@ -26,14 +26,17 @@ CHECKS = (
     Check("plans", "tools.gpu_check.plans:small", 240),
     Check("programs", "tools.gpu_check.plans:in_programs", 240),
     Check("programs_in_graphs", "tools.gpu_check.plans:in_programs", 240, (GRAPHS,)),
-    Check("copies", "tools.gpu_check.transfers:copies", 120),
-    Check("transfers", "tools.gpu_check.transfers:among_ranks", 240),
+    Check("gemms", "tools.gpu_check.products:products", 240),
+    Check("copies", "tools.gpu_check.transfers:copies", 120, needs_gpu=True),
+    # Each rank has streams of its own, which would wait for each other if they shared a connection.
+    Check(
+        "transfers", "tools.gpu_check.transfers:among_ranks", 240, ("CUDA_DEVICE_MAX_CONNECTIONS=32",), needs_gpu=True
+    ),
     Check("plan_times", "tools.gpu_check.plans:times", 240),
     Check("large_plans", "tools.gpu_check.plans:large", 300),
-    Check("memcheck", "tools.gpu_check.sanitizers:memcheck", 300),
-    Check("racecheck", "tools.gpu_check.sanitizers:racecheck", 300),
-    Check("synccheck", "tools.gpu_check.sanitizers:synccheck", 300),
-    Check("gemms", "tools.gpu_check.plans:gemms", 60),
+    Check("memcheck", "tools.gpu_check.sanitizers:memcheck", 300, needs_gpu=True),
+    Check("racecheck", "tools.gpu_check.sanitizers:racecheck", 300, needs_gpu=True),
+    Check("synccheck", "tools.gpu_check.sanitizers:synccheck", 300, needs_gpu=True),
 )
 
 
@@ -43,7 +46,7 @@ def main() -> int:
     parser.add_argument("--budget-minutes", type=float, default=12)
     parser.add_argument("--dry-run", action="store_true")
     parser.add_argument("--only", nargs="+", metavar="CHECK", choices=[check.name for check in CHECKS])
-    parser.add_argument("--plant", default="", choices=["plans", "programs"])
+    parser.add_argument("--plant", default="", choices=["plans", "programs", "gemms"])
     parser.add_argument("--nccl-include", default="", help="NCCL's headers, where the installed ones are too old")
     parser.add_argument("--folder", type=Path, default=ROOT / "build/gpu_check", help="for programs, logs and the like")
     args = parser.parse_args()

@@ -9,7 +9,7 @@ import numpy as np
 
 from tools.gpu_check import problems
 from tools.gpu_check.problems import Question
-from tools.gpu_check.runner import Setting, SkippedError
+from tools.gpu_check.runner import Setting
 
 WARMUPS, RUNS = 20, 200
 
@@ -20,10 +20,9 @@ def small(setting: Setting) -> dict[str, object]:
 
 
 def large(setting: Setting) -> dict[str, object]:
-    """The published models."""
-    if setting.dry_run:
-        raise SkippedError("a dry run plans small problems alone")
-    return _compare(setting, "large", problems.large_questions())
+    """The published models; on a dry run a few of their plans."""
+    questions = problems.large_questions()
+    return _compare(setting, "large", itertools.islice(questions, 3) if setting.dry_run else questions)
 
 
 def times(setting: Setting) -> dict[str, object]:
@@ -101,8 +100,3 @@ def in_programs(setting: Setting) -> dict[str, object]:
 def _assert_equal(got: object, want: object, name: str) -> None:
     for field, a, b in zip(type(want)._fields, got, want, strict=True):
         np.testing.assert_array_equal(np.asarray(a), np.asarray(b), err_msg=f"{name}: {field}")
-
-
-def gemms(setting: Setting) -> dict[str, object]:
-    """The layer's Pallas GEMMs against a plain one."""
-    raise SkippedError("this version has no Pallas GEMM")

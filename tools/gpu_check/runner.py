@@ -14,12 +14,9 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent.parent
 PASSED, FAILED, SKIPPED = "passed", "failed", "skipped"
+NEEDS_GPU = "needs a GPU, and a dry run uses none"
 
 _TAIL = 4000
-
-
-class SkippedError(Exception):
-    """The check cannot be made here; the text says why."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -40,6 +37,22 @@ class Setting:
 
 
 @dataclasses.dataclass(frozen=True)
+class Condition:
+    """Why a check cannot be made here, and whether that is so: the runner asks, and who skips without it has failed."""
+
+    reason: str
+    holds: Callable[[Setting], bool]
+
+
+class SkippedError(Exception):
+    """The check cannot be made here."""
+
+    def __init__(self, condition: Condition) -> None:
+        super().__init__(condition.reason)
+        self.condition = condition
+
+
+@dataclasses.dataclass(frozen=True)
 class Check:
     """A function of one setting in a module.
 
@@ -48,12 +61,14 @@ class Check:
       entry: "module:function"; it returns what is worth reporting, raises SkippedError, or fails with any other error.
       limit_s: a check that takes longer has failed.
       environment: variables of its process, as "NAME=value".
+      needs_gpu: a CPU can do nothing of it, so a dry run leaves it out.
     """
 
     name: str
     entry: str
     limit_s: int
     environment: tuple[str, ...] = ()
+    needs_gpu: bool = False
 
 
 @dataclasses.dataclass
@@ -76,6 +91,8 @@ def run_checks(
         left = deadline - time.monotonic()
         if left < 1:
             result = Result(check.name, SKIPPED, "the budget had ended", 0.0, {})
+        elif check.needs_gpu and setting.dry_run:
+            result = Result(check.name, SKIPPED, NEEDS_GPU, 0.0, {})
         else:
             result = _run(check, setting, left)
         tell(result)
@@ -121,6 +138,8 @@ def _answer(entry: str, setting: Setting) -> dict[str, object]:
     try:
         details = getattr(importlib.import_module(module), function)(setting)
     except SkippedError as error:
+        if not error.condition.holds(setting):
+            raise RuntimeError(f"skips itself for a reason that is not so: {error}") from error
         return {"status": SKIPPED, "reason": str(error), "details": {}}
     return {"status": PASSED, "reason": "", "details": details or {}}
 

@@ -5,7 +5,7 @@ import subprocess
 from pathlib import Path
 
 from tools.gpu_check import problems
-from tools.gpu_check.runner import Setting, SkippedError
+from tools.gpu_check.runner import Condition, Setting, SkippedError
 
 EVERY = 61
 """Of the small problems; a prime, so that the sample goes through cases, options and kinds of demand."""
@@ -29,10 +29,8 @@ def synccheck(setting: Setting) -> dict[str, object]:
 
 def _sanitize(setting: Setting, tool: str, *flags: str) -> dict[str, object]:
     sanitizer = _find()
-    if setting.dry_run:
-        raise SkippedError("a dry run has no kernels to watch")
     if sanitizer is None:
-        raise SkippedError("no compute-sanitizer on PATH or beside nvcc")
+        raise SkippedError(NO_SANITIZER)
     questions = list(problems.small_questions())[::EVERY]
     path = setting.folder / "sanitized.problems"
     problems.write(questions, path)
@@ -55,3 +53,6 @@ def _find() -> Path | None:
     except _cuda_build.BuildError:
         return None
     return beside if beside.is_file() else None
+
+
+NO_SANITIZER = Condition("no compute-sanitizer on PATH or beside nvcc", lambda setting: _find() is None)
