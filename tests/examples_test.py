@@ -5,10 +5,15 @@ import pathlib
 
 import jax
 import numpy as np
+import orbax.checkpoint as ocp
 import pytest
+from flax import nnx
+from jax.sharding import Mesh, NamedSharding
+from jax.sharding import PartitionSpec as P
 
 from examples import linen_decoder
 from examples.gemma import dense, moe
+from examples.text import batches
 
 ROOT = pathlib.Path(__file__).parent.parent
 
@@ -37,14 +42,46 @@ def test_ten_lines_turn_an_mlp_into_experts():
     assert not [line for line in changes if line not in readme], "README shows another diff"
 
 
-def test_gemma_learns_without_and_with_experts(capsys):
-    assert_learns(dense.main(num_layers=1, steps=21))
-    assert "replicas" not in capsys.readouterr().out
-    assert_learns(moe.main(num_layers=1, steps=21))
+def compiled(caplog, name: str) -> int:
+    """How many programs of a function were compiled since the last time."""
+    count = sum(f"Compiling jit({name})" in record.getMessage() for record in caplog.records)
+    caplog.clear()
+    return count
+
+
+def test_gemma_learns_without_and_with_experts(capsys, caplog):
+    with jax.log_compiles():
+        assert_learns(dense.main(num_layers=1, steps=21))
+        assert compiled(caplog, "train_step") == 1
+        assert "replicas" not in capsys.readouterr().out
+        assert_learns(moe.main(num_layers=1, steps=21))
+        assert compiled(caplog, "train_step") == 1
     assert capsys.readouterr().out.count(" replicas, 1 pass") == 3
 
 
-def test_linen_learns_and_runs_again_what_overflows(capsys, monkeypatch):
+@pytest.mark.parametrize("example", [dense, pytest.param(moe, marks=pytest.mark.full)], ids=["dense", "moe"])
+def test_a_checkpoint_of_gemma_and_its_optimizer_goes_on_with_fewer_devices(example, tmp_path):
+    config, tokens = example.Config(num_layers=1), next(batches(8, 128))
+
+    def step(mesh, made):
+        return example.train_step(*made, jax.device_put(tokens, NamedSharding(mesh, P("data"))))["loss"]
+
+    whole, part = (Mesh(np.array(jax.devices()[:count]), ("data",)) for count in (8, 4))
+    made = example.create(config, whole)
+    step(whole, made)
+    with ocp.StandardCheckpointer() as checkpointer:
+        checkpointer.save(tmp_path / "state", nnx.to_pure_dict(nnx.state(made)))
+        checkpointer.wait_until_finished()
+        again = example.create(config, part)
+        state = nnx.state(again)
+        restored = checkpointer.restore(tmp_path / "state", nnx.to_pure_dict(state))
+    nnx.replace_by_pure_dict(state, restored)
+    nnx.update(again, state)
+    np.testing.assert_allclose(step(part, again), step(whole, made), rtol=1e-5)
+    assert again[1].step[...] == 2
+
+
+def test_linen_learns_and_runs_again_what_overflows(capsys, caplog, monkeypatch):
     passes = []
     make_step = linen_decoder.make_step
 
@@ -59,7 +96,9 @@ def test_linen_learns_and_runs_again_what_overflows(capsys, monkeypatch):
         return run
 
     monkeypatch.setattr(linen_decoder, "make_step", watched)
-    assert_learns(linen_decoder.main(num_layers=1, steps=21))
+    with jax.log_compiles():
+        assert_learns(linen_decoder.main(num_layers=1, steps=21))
+    assert compiled(caplog, "train_step") == 2, "one program for each policy"
     again = [run for run in passes if run[0] == "loop"]
     assert again == [("loop", 2)] * len(again)
     assert len(again) == passes.count(("flag", 2)) > 0

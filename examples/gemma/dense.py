@@ -8,6 +8,7 @@ The diff is all that a model has to change.
 """
 
 import dataclasses
+from functools import partial
 from typing import Any
 
 import jax
@@ -68,10 +69,18 @@ class Gemma(nnx.Module):
         return self.final_norm(x) @ table.T
 
 
-def place(module: nnx.Module, mesh: Mesh) -> None:
-    """Moves every array to where its annotation says, and to all devices where it has none."""
-    state = nnx.state(module)
-    nnx.update(module, jax.device_put(state, nnx.get_named_sharding(state, mesh)))
+@partial(nnx.jit, static_argnums=(0, 1))
+def create(config: Config, mesh: Mesh) -> tuple[Gemma, nnx.Optimizer]:
+    """Model and optimizer, every array made where its annotation says, and on all devices where it has none.
+
+    Made outside of a program, the optimizer's counters would be on one device: the training step would be compiled a
+    second time for where its first run leaves them, and a checkpoint of them would fit no other set of devices.
+    """
+    model = Gemma(config, mesh, nnx.Rngs(0))
+    made = model, nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
+    state = nnx.state(made)
+    nnx.update(made, jax.lax.with_sharding_constraint(state, nnx.get_named_sharding(state, mesh)))
+    return made
 
 
 def loss_fn(model: Gemma, tokens: jax.Array) -> jax.Array:
@@ -89,10 +98,7 @@ def train_step(model: Gemma, optimizer: nnx.Optimizer, tokens: jax.Array) -> dic
 def main(num_layers: int = 2, steps: int = 60) -> list[float]:
     """Trains, and returns the loss of every step."""
     mesh = Mesh(np.array(jax.devices()[:8]), ("data",))
-    model = Gemma(Config(num_layers=num_layers), mesh, nnx.Rngs(0))
-    optimizer = nnx.Optimizer(model, optax.adamw(3e-3), wrt=nnx.Param)
-    place(model, mesh)
-    place(optimizer, mesh)
+    model, optimizer = create(Config(num_layers=num_layers), mesh)
     losses = []
     for step, batch in zip(range(1, steps + 1), batches(8, 128), strict=False):
         tokens = jax.device_put(batch, NamedSharding(mesh, P("data")))
