@@ -158,6 +158,7 @@ def test_a_run_takes_the_model_of_its_weights(narrow_run, tmp_path):
         ([weights, "--model=glm4-tiny"], "wrong model type: DeepSeekV2Config, not GLM4MoEConfig. Leave both away"),
         ([weights, "--model=deepseek-v2-tiny"], "other config: hidden is 16, not 128.*Leave both away to take the"),
         ([weights, "--shape=ffn=4"], "other config: ffn is 8, not 4. Leave both away"),
+        ([f"--init_from={tmp_path / 'none'}", "--model=glm4-tiny"], "none is no folder: name one with config.json"),
         ([f"--init_from={tmp_path}"], "has no config.json that says its model: name it with --model"),
         ([weights, "--resume", run_dir], "starts a new run: leave --resume away"),
     ):

@@ -297,6 +297,11 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     given |= _processes(given)
     run_dir = given.get("run_dir") or _default_run_dir(resume=bool(given.get("resume")))
     path = pathlib.Path(run_dir, "config.json")
+    weights = pathlib.Path(given.get("init_from") or ".")
+    if not weights.is_dir():
+        raise ValueError(
+            f"--init_from={weights} is no folder: name one with config.json and safetensors, or a run's checkpoints/"
+        )
     if given.get("resume"):
         if not path.is_file():
             raise ValueError(f"--resume: {path} does not exist; name the folder of an earlier run with --run_dir")
@@ -310,7 +315,6 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
             f"--run_dir={run_dir} already holds a run: add --resume to go on with it, or take another folder"
         )
     elif given.get("init_from") and "model" not in given:
-        weights = pathlib.Path(given["init_from"])
         if not config_file(weights).is_file():
             raise ValueError(f"--init_from={weights} has no config.json that says its model: name it with --model")
         given |= {"of_weights": read_config(weights), "model": weights.absolute().name}
