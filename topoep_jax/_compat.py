@@ -78,7 +78,7 @@ def detect_processes(
 
 def exchange(key: str, text: str, timeout_s: int = 300) -> list[str]:
     """The texts that all processes give under a key that is used once, in order. Collective; needs no devices."""
-    state = distributed.global_state
+    state: Any = distributed.global_state
     state.client.key_value_set(f"topoep_jax/{key}/{state.process_id}", text)
     names = (f"topoep_jax/{key}/{process}" for process in range(state.num_processes))
     return [state.client.blocking_key_value_get(name, 1000 * timeout_s) for name in names]
@@ -90,7 +90,7 @@ def meet(key: str, timeout_s: float) -> list[int]:
     Returns:
       The processes that did not come in time: none, if all did.
     """
-    state = distributed.global_state
+    state: Any = distributed.global_state
     folder = f"topoep_jax/{key}/"
     state.client.key_value_set(f"{folder}{state.process_id}", "")
     try:

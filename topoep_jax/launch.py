@@ -18,6 +18,7 @@ import os
 import re
 import socket
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 import jax
 
@@ -283,7 +284,10 @@ def check_devices(job: Job) -> dict[str, int]:
     part = Part(socket.gethostname(), len(devices), visible, tuple(visible[i] for i in ids if i < len(visible)))
     text = json.dumps(dataclasses.asdict(part))
     texts = _compat.exchange("devices", text) if several else [text]
-    parts = [Part(**{k: tuple(v) if isinstance(v, list) else v for k, v in json.loads(t).items()}) for t in texts]
+    parts = [
+        Part(said["host"], said["devices"], tuple(said["visible"]), tuple(said["taken"]))
+        for said in map(json.loads, texts)
+    ]
     if fault := fault_of(parts):
         raise ValueError(fault)
     machines: dict[str, int] = {}
@@ -325,7 +329,8 @@ def fault_of(parts: Sequence[Part]) -> str | None:
 
 def _visible_gpus() -> tuple[str, ...]:
     """Identities of the GPUs that the driver shows to this process; none where JAX is kept from them."""
-    platforms = jax.config.jax_platforms
+    config: Any = jax.config  # Not all of its attributes are declared.
+    platforms = config.jax_platforms
     if platforms and not {"cuda", "gpu"} & set(platforms.split(",")):
         return ()
     try:
