@@ -285,4 +285,4 @@ def test_a_training_run_ends_where_a_process_is_killed(tmp_path, lost, whom):
         rf"error: process {lost} of 2 (was killed by SIGKILL|is gone .*), so this one cannot go on\. Go on .*--resume"
     )
     assert re.search(sentence, said), said
-    assert "Traceback" not in said and not re.search(r"^[EF]\d{4} ", said, re.MULTILINE), said
+    assert not re.search("Traceback|coordination_service|Check failure", said), said
