@@ -13,7 +13,7 @@ import pathlib
 import sysconfig
 import tempfile
 from collections.abc import Iterable, Iterator, Sequence
-from typing import BinaryIO, NamedTuple
+from typing import IO, Any, BinaryIO, NamedTuple
 
 import grain
 import numpy as np
@@ -97,7 +97,7 @@ def _stored(blocks: Iterable[np.ndarray], dtype: np.dtype) -> Tokens:
         raise DataError(f"no room for the tokens ({error}): name a folder that has some with TMPDIR=...") from error
 
 
-def _survey(blocks: Iterable[np.ndarray], dtype: np.dtype, file: BinaryIO | None = None) -> tuple[bytes, int]:
+def _survey(blocks: Iterable[np.ndarray], dtype: np.dtype, file: IO[bytes] | None = None) -> tuple[bytes, int]:
     """Digest and largest of the tokens, which it writes to `file`, if there is one: all of one pass."""
     digest, largest = hashlib.blake2b(dtype.str.encode(), digest_size=_DIGEST_BYTES), 0
     for block in blocks:
@@ -110,7 +110,7 @@ def _survey(blocks: Iterable[np.ndarray], dtype: np.dtype, file: BinaryIO | None
 
 def _let_go(tokens: np.ndarray) -> None:
     """Pages of a mapped file that were read count as this process's memory until it says that it can do without."""
-    base = tokens
+    base: Any = tokens
     while isinstance(base, np.ndarray):
         base = base.base
     if isinstance(base, mmap.mmap):
