@@ -18,25 +18,13 @@ class FakeDevice:
     platform: str = "cpu"
 
 
-@dataclasses.dataclass(frozen=True)
-class FakeMesh:
-    """As much of a mesh as the topology may use: machines of several processes exist in no test."""
-
-    devices: np.ndarray
-    axis_names: tuple[str, ...]
-
-    @property
-    def shape(self):
-        return dict(zip(self.axis_names, self.devices.shape, strict=True))
-
-
 def mesh_of(process, slices=None, axes=("ep",)):
     process = np.asarray(process)
     slices = np.full(process.shape, None) if slices is None else np.asarray(slices)
     devices = np.empty(process.shape, object)
     for number, where in enumerate(np.ndindex(process.shape)):
         devices[where] = FakeDevice(number, int(process[where]), slices[where])
-    return FakeMesh(devices, axes)
+    return Mesh(devices, axes)
 
 
 @pytest.mark.parametrize(
@@ -107,7 +95,7 @@ def test_slices_count_where_they_tell_devices_apart():
     assert Topology.from_mesh(all_in_one).domain_of_rank == (0, 0, 1, 1)
     assert Topology.from_mesh(all_in_one, group_by="slice").num_domains == 1
     gpus = np.vectorize(lambda device: dataclasses.replace(device, platform="gpu"), otypes=[object])(all_in_one.devices)
-    assert Topology.from_mesh(FakeMesh(gpus, ("ep",))).num_domains == 1  # two processes share a node
+    assert Topology.from_mesh(Mesh(gpus, ("ep",))).num_domains == 1  # two processes share a node
     half_known = mesh_of([0, 0, 1, 1], slices=[0, 1, None, None])
     assert Topology.from_mesh(half_known).domain_of_rank == (0, 0, 1, 1)
 
