@@ -22,7 +22,6 @@ from tools.gpu_check.runner import (
     Check,
     Condition,
     Setting,
-    SkippedError,
     run_checks,
 )
 
@@ -30,32 +29,8 @@ from tools.gpu_check.runner import (
 SCRIPT = ["env", f"PYTHON={sys.executable}", ROOT / "tools/gpu_check.sh"]
 
 
-def passes(setting: Setting) -> dict[str, object]:
-    return {"dry_run": setting.dry_run}
-
-
-def fails(setting: Setting) -> None:
-    raise RuntimeError("as it should")
-
-
-def is_left_out(setting: Setting) -> None:
-    raise SkippedError(Condition("nothing to see", lambda setting: setting.dry_run))
-
-
-def is_left_out_in_vain(setting: Setting) -> None:
-    raise SkippedError(Condition("this is no dry run", lambda setting: not setting.dry_run))
-
-
-def hangs(setting: Setting) -> None:
-    time.sleep(60)
-
-
-def dies(setting: Setting) -> None:
-    subprocess.run(["sh", "-c", "kill -9 $PPID"], check=False)
-
-
 def run(folder: Path, *names: str, limit_s: int = 60, budget_s: float = 60) -> dict[str, tuple[str, str]]:
-    checks = [Check(name, f"tests.gpu_check_test:{name}", limit_s) for name in names]
+    checks = [Check(name, f"tests.small_checks:{name}", limit_s) for name in names]
     results = run_checks(checks, Setting(folder, True, ""), time.monotonic() + budget_s, lambda result: None)
     return {result.name: (result.status, result.reason) for result in results}
 
