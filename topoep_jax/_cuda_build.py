@@ -36,9 +36,7 @@ OLDEST_NCCL = (2, 32, 3)
 
 _SET_CACHE = "set TOPOEP_CUDA_CACHE to a folder on a local disk that can be written"
 
-PACKAGES = (
-    "nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-nccl-cu13 (`make setup EXTRA=cuda13` in a clone)"
-)
+PACKAGES = "nvidia-cuda-nvcc, nvidia-cuda-cccl and nvidia-nccl-cu13 (`make setup EXTRA=cuda13` in a clone)"
 _OF_ONE_RELEASE = ("nvidia-cuda-nvcc", "nvidia-cuda-crt", "nvidia-nvvm", "nvidia-cuda-runtime", "nvidia-cuda-cccl")
 
 # The handlers and the functions that Python calls; everything else stays inside, apart from `_xla_ffi` and the plugin.

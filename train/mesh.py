@@ -69,9 +69,15 @@ def connect(config: TrainConfig, mesh: Mesh, *, compile_only: bool) -> None:
         expert_bytes=3 * shapes.hidden * shapes.ffn * dtype.itemsize,
         pulls=config.pulls,
     )
-    topology = make_topology(config, mesh)
-    options = {"dtype": dtype, "timeout_s": config.peer_timeout_s, "compile_only": compile_only}
-    transport.init(mesh, AXIS, sizes=layer, topology=topology, **options)
+    transport.init(
+        mesh,
+        AXIS,
+        sizes=layer,
+        topology=make_topology(config, mesh),
+        dtype=dtype,
+        timeout_s=config.peer_timeout_s,
+        compile_only=compile_only,
+    )
 
 
 def num_slots(config: TrainConfig) -> int:
