@@ -34,7 +34,32 @@ def products(setting: Setting) -> dict[str, object]:
     facts: dict[str, object] = {"form": "interpreted" if setting.dry_run else "compiled", "dtype": "bfloat16"}
     for model, (hidden, ffn) in sides.items():
         facts[model] = _model(hidden, ffn, block_rows, blocks, setting)
+    if setting.dry_run:
+        facts["lowered for CUDA"] = {model: _lower(*sides) for model, sides in SIDES.items()}
     return facts
+
+
+def _lower(hidden: int, ffn: int, block_rows: int = 128, blocks: int = 96) -> int:
+    """Makes the kernels of a model in Triton's language, which needs no GPU; their number."""
+
+    def every(params: Instances, numbers: list[jax.Array]) -> list[jax.Array]:
+        window = Window(blocks * block_rows, None, None, *numbers)
+        results = []
+        for matrix in packed_matrices(hidden, ffn):
+            inputs, grads = (jnp.ones((blocks * block_rows, side), jnp.bfloat16) for side in (matrix.rows, matrix.cols))
+            sums = jnp.zeros((INSTANCES, matrix.rows, matrix.cols), jnp.float32)
+            results.append(gmm(inputs, params, window, matrix, gemm="pallas"))
+            results.append(gmm(grads, params, window, matrix, transposed=True, gemm="pallas"))
+            jobs = [WeightGrad(window, inputs, grads)]
+            results.append(wgrad(sums, 0, jobs, block_rows=block_rows, gemm="pallas"))
+        return results
+
+    params = Instances(*(jax.ShapeDtypeStruct((count, 3 * hidden * ffn), jnp.bfloat16) for count in (MAINS, SLOTS)))
+    numbers = [jax.ShapeDtypeStruct((count,), jnp.int32) for count in (blocks, INSTANCES, INSTANCES)]
+    text = jax.jit(every).trace(params, numbers).lower(lowering_platforms=("cuda",)).as_text()
+    kernels = text.count("custom_call @__gpu$xla.gpu.triton")
+    assert kernels == 6, f"{kernels} kernels for hidden={hidden}, ffn={ffn}"
+    return kernels
 
 
 def _model(hidden: int, ffn: int, block_rows: int, blocks: int, setting: Setting) -> dict[str, object]:
