@@ -124,10 +124,10 @@ def wgrad(
 
         def step(k: jax.Array, sums: jax.Array, work: Work, own: jax.Array | None = None) -> jax.Array:
             terms = _span(k, tile.depth)
-            sides = work.inputs[terms, left], work.grads[terms, _span(col, tile.cols)]
+            inputs, grads = work.inputs[terms, left], work.grads[terms, _span(col, tile.cols)]
             if own is not None:
-                sides = tuple(jnp.where(own, side, jnp.zeros((), side.dtype)) for side in sides)
-            return sums + _dot(*sides, 0, 0)
+                inputs, grads = (jnp.where(own, side, jnp.zeros((), side.dtype)) for side in (inputs, grads))
+            return sums + _dot(inputs, grads, 0, 0)
 
         @pl.when(sum(work.filled[first_instance + instance] for work in operands) > 0)
         def add() -> None:
