@@ -48,6 +48,7 @@ def environment() -> State:
     # pytest itself notes there which test runs, and in which phase.
     found = dict(os.environ._data)  # as it lies there: to decode all of it takes longer than the rest of these
     found.pop(b"PYTEST_CURRENT_TEST", None)
+    found.pop(b"MOSAIC_GPU_CUDA_ROOT", None)  # JAX's own note, where Pallas is first used
     return found
 
 
