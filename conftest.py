@@ -15,6 +15,7 @@ from tests.xla_flags import xla_flags
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(num_devices=32)}".strip()
 
+import flax.nnx  # noqa: F401  (changes `random` and `sys` when it is first imported, in whichever test that is)
 import hypothesis
 import jax
 import pytest

@@ -12,7 +12,6 @@ TOPOEP_CUDA_CACHE is the cache's folder (default: topoep_jax in the user's cache
 
 import argparse
 import concurrent.futures
-import contextlib
 import dataclasses
 import fcntl
 import functools
@@ -26,7 +25,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 
 LIBRARY = "libtopoep_cuda.so"
@@ -68,11 +67,9 @@ class Toolchain:
 
     def versions(self) -> dict[str, str]:
         """Versions of the compiler, the NCCL headers and the XLA FFI headers."""
-        return {
-            "nvcc": ".".join(map(str, nvcc_version(self.nvcc))),
-            "nccl": ".".join(map(str, nccl_version(self.nccl_include))),
-            "xla_ffi": ".".join(map(str, _xla_ffi_version(self.xla_include))),
-        }
+        xla = _macros(self.xla_include / "xla/ffi/api/c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR")
+        versions = {"nvcc": nvcc_version(self.nvcc), "nccl": nccl_version(self.nccl_include), "xla_ffi": xla}
+        return {name: _dotted(version) for name, version in versions.items()}
 
 
 def find(
@@ -160,8 +157,7 @@ def nccl_version(include: Path) -> tuple[int, ...]:
 
 def _check_headers(nvcc: Path) -> None:
     """Packages may be of different releases, which CUDA's own headers refuse in the middle of a long output."""
-    runtime = runtime_version(nvcc)
-    release = nvcc_version(nvcc)[:2]
+    runtime, release = runtime_version(nvcc), nvcc_version(nvcc)[:2]
     if runtime in (None, release):
         return
     if any(nvcc.resolve().is_relative_to(folder.resolve()) for folder in _nvidia_folders()):
@@ -218,11 +214,12 @@ def _build(keys: dict[str, str], root: Path, toolchain: Toolchain, cache: Path) 
     folder = cache / "cuda" / _digest(LIBRARY, *_LINK_FLAGS, _EXPORTS, *keys.values())
     if (folder / LIBRARY).is_file():
         return folder
-    with _lock(cache), tempfile.TemporaryDirectory(dir=cache) as scratch:
+    objects = cache / "objects"
+    objects.mkdir(parents=True, exist_ok=True)
+    with open(cache / "lock", "w") as turn, tempfile.TemporaryDirectory(dir=cache) as scratch:
+        fcntl.flock(turn, fcntl.LOCK_EX)  # One build at a time on this machine.
         if (folder / LIBRARY).is_file():
             return folder
-        objects = cache / "objects"
-        objects.mkdir(exist_ok=True)
         missing = [source for source, key in keys.items() if not (objects / f"{key}.o").is_file()]
         if missing:
             _log.info("building the CUDA library with %s: %s", toolchain.nvcc, ", ".join(missing))
@@ -251,16 +248,8 @@ def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch:
     """Writes `stem`.log, where the source has kernels `stem`.sm_90.ptx and the like, and last `stem`.o."""
     scratch.mkdir()
     built = scratch / "built.o"
-    command: list[str | Path] = [
-        toolchain.nvcc,
-        *_flags(source, toolchain),
-        f"-I{root}",
-        "-c",
-        root / source,
-        "-o",
-        built,
-    ]
-    command += ["-isystem", toolchain.xla_include, "-isystem", toolchain.nccl_include]
+    includes = [f"-I{root}", "-isystem", toolchain.xla_include, "-isystem", toolchain.nccl_include]
+    command = [toolchain.nvcc, *_flags(source, toolchain), "-c", root / source, "-o", built, *includes]
     if toolchain.strict:
         command.append("-Werror=all-warnings")
     # The PTX is what the assembler saw, so it is kept rather than made again.
@@ -283,11 +272,8 @@ def _link(toolchain: Toolchain, objects: Sequence[Path], folder: Path) -> None:
 
 
 def _flags(source: str, toolchain: Toolchain) -> list[str]:
-    flags = list(_FLAGS)
-    if source.endswith(".cu"):
-        for name in toolchain.architectures:
-            flags.append(f"-gencode=arch={name.replace('sm_', 'compute_')},code={name}")
-    return flags
+    names = toolchain.architectures if source.endswith(".cu") else ()
+    return [*_FLAGS, *(f"-gencode=arch={name.replace('sm_', 'compute_')},code={name}" for name in names)]
 
 
 def _key(source: str, root: Path, toolchain: Toolchain) -> str:
@@ -357,23 +343,10 @@ def _architectures_of_gpus() -> tuple[str, ...]:
     return tuple(f"sm_{major}{minor}" for major, minor in usable) or (DEFAULT_ARCHITECTURE,)
 
 
-def _xla_ffi_version(include: Path) -> tuple[int, ...]:
-    return _macros(include / "xla/ffi/api/c_api.h", "XLA_FFI_API_MAJOR", "XLA_FFI_API_MINOR")
-
-
 def _macros(header: Path, *names: str) -> tuple[int, ...]:
     text = header.read_text()
     values = [re.search(rf"^#define\s+{name}\s+(\d+)", text, re.MULTILINE) for name in names]
     return tuple(int(value[1]) if value else 0 for value in values)
-
-
-@contextlib.contextmanager
-def _lock(folder: Path) -> Iterator[None]:
-    """One build at a time on this machine."""
-    folder.mkdir(parents=True, exist_ok=True)
-    with open(folder / "lock", "w") as handle:
-        fcntl.flock(handle, fcntl.LOCK_EX)
-        yield
 
 
 def _run(

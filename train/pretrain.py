@@ -14,11 +14,9 @@ import dataclasses
 import functools
 import os
 import pathlib
-import signal
 import sys
 import time
 from collections.abc import Callable
-from types import FrameType
 from typing import Any
 
 import grain
@@ -26,7 +24,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 from absl import app, flags, logging
-from jax.experimental import multihost_utils
 from tqdm import tqdm
 
 from models.checkpoint import load
@@ -36,6 +33,7 @@ from train import report, resume
 from train.checkpoint import Checkpoints
 from train.config import TrainConfig, define_flags, emulate_devices, from_flags
 from train.data import VOCAB, batches
+from train.interrupt import Interrupt
 from train.lock import sole_writer
 from train.log import LOADS, METRICS, Log, make_record, read_columns
 from train.mesh import is_cpu, make_topology
@@ -61,7 +59,7 @@ def main(argv: list[str]) -> None:
     try:
         config = from_flags(flags.FLAGS)
         emulate_devices(config)
-        interrupt = _Interrupt()
+        interrupt = Interrupt()
         interrupt.watch()  # for good: what comes behind the run, such as leaving the other processes, belongs to it
         _run_until(interrupt, config, None)
     except (ValueError, OSError, RunStopped) as error:
@@ -83,11 +81,11 @@ def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, An
     Raises:
       ValueError: settings, data or a checkpoint that do not fit. RunStopped: a step went wrong.
     """
-    with _Interrupt() as interrupt:
+    with Interrupt() as interrupt:
         return _run_until(interrupt, config, on_step)
 
 
-def _run_until(interrupt: "_Interrupt", config: TrainConfig, on_step: OnStep | None) -> dict[str, Any]:
+def _run_until(interrupt: Interrupt, config: TrainConfig, on_step: OnStep | None) -> dict[str, Any]:
     if config.num_processes > 1:
         meet(config, _resume_command(config))
         interrupt.watch()  # JAX has put a handler of its own in its place.
@@ -103,7 +101,7 @@ def _run_until(interrupt: "_Interrupt", config: TrainConfig, on_step: OnStep | N
         return _train(dataclasses.replace(config, of_data=tokens.digest.hex()), tokens.ids, interrupt, on_step)
 
 
-def _train(config: TrainConfig, tokens: np.ndarray, interrupt: "_Interrupt", on_step: OnStep | None) -> dict[str, Any]:
+def _train(config: TrainConfig, tokens: np.ndarray, interrupt: Interrupt, on_step: OnStep | None) -> dict[str, Any]:
     run_dir = pathlib.Path(config.run_dir)
     program = build(config)
     # What follows from this machine and shapes the state: a resumed run may be on another.
@@ -168,7 +166,7 @@ def _loop(
     checkpoints: Checkpoints,
     recorder: Recorder,
     log: Log | None,
-    interrupt: "_Interrupt",
+    interrupt: Interrupt,
     on_step: OnStep | None,
 ) -> None:
     done = int(state.step)
@@ -319,51 +317,6 @@ def _say(message: str) -> None:
 @functools.cache
 def _say_once(message: str) -> None:
     _say(message)
-
-
-class _Interrupt:
-    """Turns the first Ctrl-C (or SIGTERM) into a question the loop asks between steps; the second one kills."""
-
-    _SIGNALS = (signal.SIGINT, signal.SIGTERM)
-
-    def __init__(self) -> None:
-        self._asked = False
-        self._before: dict[int, Any] = {}
-
-    def __enter__(self) -> "_Interrupt":
-        self.watch()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._restore()
-
-    def watch(self) -> None:
-        """Takes the signals, again if something else has taken them since."""
-        if self._asked:
-            return
-        for number in self._SIGNALS:
-            before = signal.signal(number, self._note)
-            self._before.setdefault(number, before)
-
-    def _note(self, number: int, frame: FrameType | None) -> None:
-        if self._asked:
-            return  # A launcher that signals each process does so to this one and to its parent, which passes it on.
-        self._asked = True
-        if not supervise.has_parent():  # which kills at the second signal
-            self._restore()
-        # No print: it may be what the signal came into.
-        name = signal.Signals(number).name
-        os.write(2, f"\n{name}: the run ends after this step, and saves it; another signal kills\n".encode())
-
-    def _restore(self) -> None:
-        for number, handler in self._before.items():
-            signal.signal(number, handler)
-
-    def asked(self) -> bool:
-        """Whether any process was interrupted: all must leave the loop at the same step."""
-        if jax.process_count() == 1:
-            return self._asked
-        return bool(multihost_utils.process_allgather(np.array(self._asked)).any())
 
 
 class _Progress:
