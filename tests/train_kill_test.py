@@ -1,4 +1,4 @@
-"""Whenever a run is ended, and however, it goes on bit for bit; SIGTERM loses nothing, and no message is a traceback."""
+"""Whenever a run is ended, and however, it goes on bit for bit; SIGTERM loses nothing, no message is a traceback."""
 
 import contextlib
 import dataclasses
@@ -24,6 +24,7 @@ from tests.train_runs import metrics_of, restored, text_of
 from tests.xla_flags import xla_flags
 from train import pretrain
 from train.config import TrainConfig
+from train.resume import ResumeError
 from train.step import build
 
 ROOT = pathlib.Path(__file__).parent.parent
@@ -48,7 +49,7 @@ def the_step_is_compiled_once():
 
 
 def same(config: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(config, run_dir="", data=(), resume=False, of_data="")
+    return dataclasses.replace(config, run_dir="", data=(), resume=False, restore=-1, of_data="", seed=0)
 
 
 @pytest.fixture(scope="module")
@@ -113,6 +114,24 @@ def test_killed_in_a_save(whole_run, tmp_path):
         pretrain.train(dataclasses.replace(config, resume=True))
 
 
+def test_other_settings_and_an_older_checkpoint(whole_run, tmp_path, capsys):
+    folder = shutil.copytree(whole_run.run_dir, tmp_path / "run")
+    before = (folder / "config.json").read_bytes()
+    config = dataclasses.replace(whole_run, run_dir=str(folder), resume=True, restore=6)
+    with pytest.raises(ResumeError, match=r"trains another model .*top_k is 2, not 4.*: resume without --model"):
+        pretrain.train(dataclasses.replace(config, shape=SHAPE.replace("top_k=2", "top_k=4")))
+    assert (folder / "config.json").read_bytes() == before
+    pretrain.train(dataclasses.replace(config, seed=1))
+    told = capsys.readouterr().out
+    assert "from step 7 on: --seed=1 instead of 0; the data come in another order\n" in told
+    assert f"the checkpoint of step 8 is now {folder}/checkpoints/8.aside; remove it some day\n" in told
+    assert [start["after_step"] for start in json.loads((folder / "config.json").read_text())["history"]] == [0, 6]
+    ours, theirs = metrics_of(folder), metrics_of(pathlib.Path(whole_run.run_dir))
+    assert len(ours) == 8
+    assert ours[:6] == theirs[:6]
+    assert all(mine["loss"] != other["loss"] for mine, other in zip(ours[6:], theirs[6:], strict=True))
+
+
 class Run:
     """The processes of a run, started as a user would, and what they print."""
 
@@ -141,14 +160,14 @@ class Run:
                     )
                 )
 
-    def wait_for(self, moment: Callable[[], bool], timeout_s: float = 300) -> None:
+    def wait_for(self, moment: Callable[[], bool], timeout_s: float = 1200) -> None:
         """Looks again and again until the moment has come, or a process has ended."""
         deadline = time.monotonic() + timeout_s
         while not moment() and all(process.poll() is None for process in self.processes):
             assert time.monotonic() < deadline, self.printed()
             time.sleep(0.002)
 
-    def end(self, number: int | None = None, victim: int = 0, timeout_s: float = 300) -> list[int]:
+    def end(self, number: int | None = None, victim: int = 0, timeout_s: float = 1200) -> list[int]:
         """Sends a signal to one process, if any, and waits for all: their exit statuses. No output has a traceback."""
         try:
             if number is not None:

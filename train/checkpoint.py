@@ -109,7 +109,7 @@ class Checkpoints:
 
     def _commit(self, step: int, half: pathlib.Path) -> None:
         """Collects the digests of all processes, and gives the folder its name."""
-        entries = {}
+        entries: dict[str, tuple[int, str]] = {}
         for process in range(jax.process_count()):
             part = half / str(process)
             entries |= json.loads(part.read_text())
