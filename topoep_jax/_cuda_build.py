@@ -248,7 +248,7 @@ def _compile(source: str, root: Path, toolchain: Toolchain, stem: Path, scratch:
     """Writes `stem`.log, where the source has kernels `stem`.sm_90.ptx and the like, and last `stem`.o."""
     scratch.mkdir()
     built = scratch / "built.o"
-    includes = [f"-I{root}", "-isystem", toolchain.xla_include, "-isystem", toolchain.nccl_include]
+    includes: list[str | Path] = [f"-I{root}", "-isystem", toolchain.xla_include, "-isystem", toolchain.nccl_include]
     command = [toolchain.nvcc, *_flags(source, toolchain), "-c", root / source, "-o", built, *includes]
     if toolchain.strict:
         command.append("-Werror=all-warnings")

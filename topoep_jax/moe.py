@@ -264,7 +264,7 @@ def _check_shapes(params: Params, x: jax.Array, axis_name: str, config: LayerCon
         wanted["shared_gate_up"] = (config.hidden, 2 * config.shared_ffn)
         wanted["shared_down"] = (config.shared_ffn, config.hidden)
     for name, shape in wanted.items():
-        value = params.get(name)
+        value: Any = params.get(name)
         if getattr(value, "shape", None) != shape:
             got = "nothing" if value is None else getattr(value, "shape", type(value).__name__)
             raise ValueError(f"params[{name!r}] must have shape {shape} on each rank, got {got}: see init_params")

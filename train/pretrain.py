@@ -200,7 +200,7 @@ def _loop(
                 done, metrics, tokens=batch_tokens, seconds=seconds, rerun=rerun, planner=config.planner
             )
             if log is not None:
-                log.append(record, metrics.moe.expert_load)
+                log.append(record, np.asarray(metrics.moe.expert_load))
             recorder.record(done, metrics)
             progress.show(record)
             if done % config.save_every == 0:
