@@ -10,19 +10,17 @@ import sys
 
 from train import parent, supervise
 
-parser = argparse.ArgumentParser()
-for name, kind in (("num_processes", int), ("process_id", int), ("coordinator", str), ("run_dir", str)):
-    parser.add_argument(f"--{name}", type=kind, required=True)
-parser.add_argument("--join_s", type=float, default=parent.JOIN_S)
-parser.add_argument("--verdict_s", type=float, default=parent._VERDICT_S)
-args = parser.parse_args()
 
-if __name__ == "__main__":
-    parent.JOIN_S, parent._VERDICT_S = args.join_s, args.verdict_s
-    supervise.under_a_parent("tests.supervised")
+def read_arguments() -> argparse.Namespace:
+    parser = argparse.ArgumentParser()
+    for name, kind in (("num_processes", int), ("process_id", int), ("coordinator", str), ("run_dir", str)):
+        parser.add_argument(f"--{name}", type=kind, required=True)
+    parser.add_argument("--join_s", type=float, default=parent.JOIN_S)
+    parser.add_argument("--verdict_s", type=float, default=parent._VERDICT_S)
+    return parser.parse_args()
 
 
-def main() -> None:
+def main(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGTERM, lambda *_: print("asked", flush=True))
     signal.signal(signal.SIGUSR1, _crash)
     signal.signal(signal.SIGUSR2, lambda *_: sys.exit("error: no more room"))
@@ -39,5 +37,8 @@ def _crash(*_: object) -> None:
 
 
 if __name__ == "__main__":
+    given = read_arguments()
+    parent.JOIN_S, parent._VERDICT_S = given.join_s, given.verdict_s
+    supervise.under_a_parent("tests.supervised")
     with supervise.failures_told():
-        main()
+        main(given)

@@ -4,7 +4,6 @@ import contextlib
 import dataclasses
 import functools
 import json
-import os
 import pathlib
 import random
 import shutil
@@ -49,7 +48,7 @@ def the_step_is_compiled_once():
 
 
 def same(config: TrainConfig) -> TrainConfig:
-    return dataclasses.replace(config, run_dir="", data=(), resume=False, restore=-1, of_data="", seed=0)
+    return dataclasses.replace(config, run_dir="", data=(), resume=False, restore=-1, of_data="", seed=0, save_every=1)
 
 
 @pytest.fixture(scope="module")
@@ -69,7 +68,8 @@ def assert_equal_runs(config: TrainConfig, other: TrainConfig) -> None:
 
 
 def test_asked_to_end_in_a_step_and_in_the_last_save(whole_run, tmp_path, monkeypatch, capfd):
-    config = dataclasses.replace(whole_run, run_dir=str(tmp_path / "run"))
+    # Its last save is none of those of the loop.
+    config = dataclasses.replace(whole_run, run_dir=str(tmp_path / "run"), save_every=3)
     before = signal.getsignal(signal.SIGTERM)
 
     def ask(record) -> None:
@@ -98,7 +98,7 @@ def test_asked_to_end_in_a_step_and_in_the_last_save(whole_run, tmp_path, monkey
 
 def test_killed_in_a_save(whole_run, tmp_path):
     config = dataclasses.replace(whole_run, run_dir=str(tmp_path / "run"))
-    run = Run(config, tmp_path, os.environ["XLA_FLAGS"])
+    run = Run(config, tmp_path)
     run.wait_for(lambda: any(list((tmp_path / "run/checkpoints").glob(name)) for name in (".4.*", "[468]")))
     assert run.end(signal.SIGKILL) == [-signal.SIGKILL]
     assert not (tmp_path / "run/summary.json").exists()
@@ -135,7 +135,7 @@ def test_other_settings_and_an_older_checkpoint(whole_run, tmp_path, capsys):
 class Run:
     """The processes of a run, started as a user would, and what they print."""
 
-    def __init__(self, config: TrainConfig, folder: pathlib.Path, flags: str, *, processes: int = 1) -> None:
+    def __init__(self, config: TrainConfig, folder: pathlib.Path, flags: str = "", *, processes: int = 1) -> None:
         self.folder = pathlib.Path(config.run_dir)
         changed = {k: v for k, v in vars(config).items() if v != getattr(TrainConfig(), k) and not k.startswith("of_")}
         data = changed.pop("data")
@@ -145,20 +145,13 @@ class Run:
                 probe.bind(("127.0.0.1", 0))
                 arguments += [f"--coordinator=127.0.0.1:{probe.getsockname()[1]}", f"--num_processes={processes}"]
         self.processes, self._logs = [], []
+        devices = ["env", f"XLA_FLAGS={flags}"] if flags else []  # else those of the tests
         for index in range(processes):
             own = [f"--process_id={index}"] if processes > 1 else []
             self._logs.append(folder / f"log_{index}.txt")
             with self._logs[-1].open("w") as log:
-                command = [sys.executable, "-m", "train.pretrain", *arguments, *own]
-                self.processes.append(
-                    subprocess.Popen(
-                        command,
-                        cwd=ROOT,
-                        env={**os.environ, "JAX_PLATFORMS": "cpu", "XLA_FLAGS": flags},
-                        stdout=log,
-                        stderr=subprocess.STDOUT,
-                    )
-                )
+                command = [*devices, sys.executable, "-m", "train.pretrain", *arguments, *own]
+                self.processes.append(subprocess.Popen(command, cwd=ROOT, stdout=log, stderr=subprocess.STDOUT))
 
     def wait_for(self, moment: Callable[[], bool], timeout_s: float = 1200) -> None:
         """Looks again and again until the moment has come, or a process has ended."""
