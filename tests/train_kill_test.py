@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 
 import jax
 import numpy as np
@@ -137,6 +137,7 @@ class Run:
 
     def __init__(self, config: TrainConfig, folder: pathlib.Path, flags: str = "", *, processes: int = 1) -> None:
         self.folder = pathlib.Path(config.run_dir)
+        self._began = time.time()
         changed = {k: v for k, v in vars(config).items() if v != getattr(TrainConfig(), k) and not k.startswith("of_")}
         data = changed.pop("data")
         arguments = [f"--{name}={value}" for name, value in changed.items()] + [f"--data={path}" for path in data]
@@ -176,6 +177,12 @@ class Run:
     def printed(self) -> str:
         return "\n".join(log.read_text() for log in self._logs)
 
+    def made(self, path: pathlib.Path) -> bool:
+        """Whether it is there, since this run began."""
+        with contextlib.suppress(FileNotFoundError):
+            return path.stat().st_mtime >= self._began
+        return False
+
     def steps(self) -> int:
         with contextlib.suppress(FileNotFoundError):
             return (self.folder / "metrics.jsonl").read_bytes().count(b"\n")
@@ -193,34 +200,37 @@ class Moment:
     victim: int
 
     def has_come(self, run: Run) -> bool:
+        """Whether this run has come to it: what one before it has left does not count."""
         checkpoints = run.folder / "checkpoints"
         if self.kind == "start":
             return True
         if self.kind == "step":
-            return run.steps() >= self.step
-        if self.kind == "save":
-            return (checkpoints / f".{self.step}.half").exists() or (checkpoints / str(self.step)).exists()
-        return (checkpoints / str(self.step)).exists()  # behind the last save
+            return run.made(run.folder / "metrics.jsonl") and run.steps() >= self.step
+        saved = run.made(checkpoints / str(self.step))
+        return saved or (self.kind == "save" and run.made(checkpoints / f".{self.step}.half"))
 
 
-def moments(seed: int, kinds: list[str], *, steps: int, save_every: int, processes: int) -> Iterator[Moment]:
-    """Random moments in the order of a run; the first and the second half of steps and saves by either signal."""
+def moments(seed: int, kinds: list[str], *, steps: int, save_every: int, processes: int) -> list[Moment]:
+    """Random moments in the order of a run, at most one between two saves, and those at its end."""
     draw = random.Random(seed)
-    middle = [kind for kind in kinds if kind in ("step", "save", "start")]
-    at = sorted(draw.sample(range(save_every + 2, steps - save_every), len(middle)))
-    for number, (kind, step) in enumerate(zip(middle, at, strict=True)):
-        step = -(-step // save_every) * save_every if kind == "save" else step
+    last = [kind.split()[1:] for kind in kinds if kind.startswith("last")]
+    kinds = [kind for kind in kinds if not kind.startswith("last")]
+    draw.shuffle(kinds)
+    parts = sorted(draw.sample(range(1, steps // save_every - 1), sum(kind != "start" for kind in kinds)))
+    planned = []
+    for number, kind in enumerate(kinds):
+        step = 0 if kind == "start" else save_every * parts.pop(0)
+        step += {"start": 0, "step": draw.randrange(1, save_every), "save": save_every}[kind]
         delay = {"start": 8.0, "step": 0.05, "save": 0.3}[kind]
         name = ("SIGKILL", "SIGTERM")[number % 2]
-        yield Moment(kind, step, draw.uniform(0, delay), name, draw.randrange(processes))
-    for kind, name in (("save", "SIGKILL"), ("report", "SIGKILL"), ("save", "SIGTERM")):
-        if f"last {kind} {name}" in kinds:
-            yield Moment(kind, steps, draw.uniform(0, 0.1), name, draw.randrange(processes))
+        planned.append(Moment(kind, step, draw.uniform(0, delay), name, draw.randrange(processes)))
+    ends = [Moment(kind, steps, draw.uniform(0, 0.02), name, draw.randrange(processes)) for kind, name in last]
+    return [*planned, *ends]
 
 
 KILLS = {
     1: ["start", *["step"] * 4, *["save"] * 4, "last save SIGKILL", "last report SIGKILL"],
-    2: ["start", *["step"] * 3, *["save"] * 3, "last save SIGKILL", "last save SIGTERM"],
+    2: [*["step"] * 4, *["save"] * 3, "last save SIGKILL", "last save SIGTERM"],
 }
 
 
@@ -239,7 +249,8 @@ def test_twenty_random_moments(tmp_path, processes):
     )
     assert Run(whole, tmp_path, flags, processes=processes).end() == [0] * processes
     config = dataclasses.replace(whole, run_dir=str(tmp_path / "run"))
-    plan = list(moments(seed, KILLS[processes], steps=steps, save_every=save_every, processes=processes))
+    plan = moments(seed, KILLS[processes], steps=steps, save_every=save_every, processes=processes)
+    print("seed", seed, *plan, sep="\n")
     told = []
     for moment in [*plan, None]:
         saved = [int(path.name) for path in (tmp_path / "run/checkpoints").glob("*") if path.name.isdecimal()]
@@ -254,7 +265,7 @@ def test_twenty_random_moments(tmp_path, processes):
             break
         run.wait_for(lambda run=run, moment=moment: moment.has_come(run))
         time.sleep(moment.delay_s)
-        at = run.steps()
+        at, in_save = run.steps(), any((tmp_path / "run/checkpoints").glob(".*.half"))
         codes = run.end(signal.Signals[moment.signal], moment.victim)
         told.append(
             {
@@ -262,6 +273,7 @@ def test_twenty_random_moments(tmp_path, processes):
                 "processes": processes,
                 "resumed_from": max(saved, default=0),
                 "steps_logged": at,
+                "in_save": in_save,
                 "exit": codes,
                 "seconds": round(time.monotonic() - began, 1),
             }
