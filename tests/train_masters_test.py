@@ -47,7 +47,7 @@ def narrow_run(tmp_path_factory) -> TrainConfig:
     """Without replicas, to compile quickly."""
     config = settings(
         tmp_path_factory.mktemp("narrow") / "run",
-        "deepseek-v2-tiny",
+        "qwen3-tiny",
         dtype="bfloat16",
         param_dtype="bfloat16",
         balance_loss=True,
@@ -155,8 +155,8 @@ def test_a_run_takes_the_model_of_its_weights(narrow_run, tmp_path):
     (tmp_path / "moved").rename(tmp_path / "weights")
     new = f"--run_dir={tmp_path / 'new'}"
     for given, message in (
-        ([weights, "--model=glm4-tiny"], "wrong model type: DeepSeekV2Config, not GLM4MoEConfig. Leave both away"),
-        ([weights, "--model=deepseek-v2-tiny"], "other config: hidden is 16, not 128.*Leave both away to take the"),
+        ([weights, "--model=glm4-tiny"], "wrong model type: Qwen3MoEConfig, not GLM4MoEConfig. Leave both away"),
+        ([weights, "--model=qwen3-tiny"], "other config: hidden is 16, not 128.*Leave both away to take the"),
         ([weights, "--shape=ffn=4"], "other config: ffn is 8, not 4. Leave both away"),
         ([f"--init_from={tmp_path / 'none'}", "--model=glm4-tiny"], "none is no folder: name one with config.json"),
         ([f"--init_from={tmp_path}"], "has no config.json that says its model: name it with --model"),

@@ -127,5 +127,5 @@ def test_a_module_takes_the_group_that_is_there_now():
         numbers.append((str(group.ident), number_in_the_program()))
         transport.shutdown("ep")
     assert numbers[0][0] == numbers[0][1] != numbers[1][0] == numbers[1][1]
-    with pytest.raises(ValueError, match=r"no transport .* call topoep_jax.transport.init\(mesh, 'ep'\)"):
+    with pytest.raises(ValueError, match=r"no transport .* call topoep_jax.transport.init\(mesh, 'ep', "):
         number_in_the_program()
