@@ -143,7 +143,7 @@ def unlisted(item: pathlib.Path) -> None:
     (item / digests.DIGESTS).write_text(json.dumps(content))
 
 
-OLDER = r"\. Go on from the one before it, with --resume --restore=2$"
+OLDER = r"\. Go on from the one before it, with --resume --run_dir=\S+ --restore=2$"
 OTHER_BYTES = r"is damaged: \S+ holds other bytes than were written" + OLDER
 DAMAGE: dict[str, tuple[Callable[[pathlib.Path], None], str]] = {
     "zeros": (in_largest(zeros), OTHER_BYTES),

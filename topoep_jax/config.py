@@ -139,7 +139,8 @@ class LayerConfig:
         most = experts - self.num_mains
         _require(
             0 <= self.num_slots <= most,
-            f"num_slots={self.num_slots} must be within 0..{most}: a rank has {most} experts that are not its own",
+            f"num_slots={self.num_slots} must be within 0..{most}: a rank has {most} experts that are not its own"
+            f"{'' if most else '; on one rank pass num_slots=0, or make a mesh of several devices'}",
         )
         _require(
             _is_real(self.cap_factor) and math.isfinite(self.cap_factor) and self.cap_factor > 0,

@@ -29,7 +29,8 @@ class MoEMetrics(NamedTuple):
       passes: Receive buffers that hold all rows, 1 where the plan fits. With overflow="loop" all were run; with "flag"
         only the first, so that above 1 the layer's result is incomplete; with "drop" this is always 1.
       passes_run: Those of them that were run.
-      status: Bits of `topoep_jax.Status`: 1 is well, without 1 a rank exceeds the cap, with 8 nothing was routed.
+      status: Bits of `topoep_jax.Status`: 1 no rank exceeds the cap; 2 the plan is empty, for there was no gain;
+        4 it is predicted to be slower than none; 8 nothing was routed.
       num_experts: E.
       expert_load: int32 [E]: assignments to each expert from all ranks. Of layers with unlike E, as `collect_metrics`
         joins them, with zeros up to the largest E.

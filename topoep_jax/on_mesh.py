@@ -26,6 +26,7 @@ RouterOptions = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 
 CORRECTION_BIAS = "correction_bias"
 """The parameter that no gradient trains: a rule moves it, as `topoep_jax.balance.update_correction_bias`."""
+_EMULATED = "xla_force_host_platform_device_count"
 
 
 class Place(NamedTuple):
@@ -195,10 +196,11 @@ def _topology_on_mesh(mesh: Mesh, axis: str, data_axes: tuple[str, ...], topolog
     if not isinstance(topology, Topology):
         raise ValueError(f"topology={topology!r} must be a Topology, as in Topology.uniform(2, 4), or None")
     if topology.num_ranks != mesh.shape[axis]:
+        wanted = mesh.size // mesh.shape[axis] * topology.num_ranks
+        emulate = f" To emulate {wanted} devices on CPU, set before JAX starts: XLA_FLAGS=--{_EMULATED}={wanted}"
         raise ValueError(
             f"the topology describes {topology.num_ranks} ranks, but axis {axis!r} of the mesh has {mesh.shape[axis]}:"
-            " give one domain per device of that axis. To emulate missing devices on CPU, set before JAX starts:"
-            f" XLA_FLAGS=--xla_force_host_platform_device_count={topology.num_ranks}"
+            f" give one domain per device of that axis.{emulate if wanted > mesh.size else ''}"
         )
     return topology
 

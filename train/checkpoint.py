@@ -186,7 +186,7 @@ class Checkpoints:
         """What to do without the checkpoint of a step. That of another is verified when it is taken."""
         for older in sorted(steps_in(self._folder), reverse=True):
             if older < step and not digests.compare(self._folder / str(older) / ITEM, read=False).faults:
-                return f"Go on from the one before it, with --resume --restore={older}"
+                return f"Go on from the one before it, with --resume --run_dir={self._folder.parent} --restore={older}"
         return "There is none before it that is whole: start anew in another --run_dir"
 
     @contextlib.contextmanager

@@ -71,7 +71,9 @@ class TrainConfig:
         f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB; default: that of"
         " --init_from, if there is one",
     )
-    shape: str = _setting("", "changes to the model's shapes, as in num_layers=2,ffn=96")
+    shape: str = _setting(
+        "", "changes to the model's shapes, as in num_layers=2,ffn=96; a name that is none tells which there are"
+    )
     init_from: str = _setting(
         "",
         "folder whose weights the run starts from, in Hugging Face's format or the trainer's own; default: random",
@@ -138,8 +140,10 @@ class TrainConfig:
     coordinator: str = _setting(
         "", "host:port of process 0, for runs of several processes; Slurm, Open MPI and Kubernetes say it by themselves"
     )
-    num_processes: int = _setting(1, "processes of the run; 1 runs alone whatever started it")
-    process_id: int = _setting(0, "which of them this is")
+    num_processes: int = _setting(
+        1, "processes of the run; unset: as many as the launcher says, else 1; 1 runs alone whatever started it"
+    )
+    process_id: int = _setting(0, "which of them this is; unset: the one that the launcher says")
     peer_timeout_s: float = _setting(
         600.0, "seconds that processes wait for each other after compiling, and kernels of --transport=device in a step"
     )
