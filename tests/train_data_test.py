@@ -1,8 +1,11 @@
 """Data and settings: every fault names its place, and a batch is a pure function of seed and step."""
 
 import dataclasses
+import errno
 import hashlib
+import io
 import json
+import os
 import pathlib
 import re
 import subprocess
@@ -117,6 +120,18 @@ def test_bad_token_ids_are_named(tmp_path, ids, message):
     np.save(tmp_path / "a.npy", ids)
     with pytest.raises(DataError, match=rf"a\.npy: {message}"):
         load_tokens([f"{tmp_path}/a.npy"])
+
+
+def test_a_file_that_cannot_be_read_to_its_end_is_named(tmp_path):
+    class Torn(io.BytesIO):
+        def read(self, size=-1):
+            return super().read(size) or self.fail()
+
+        def fail(self):
+            raise OSError(errno.ESTALE, os.strerror(errno.ESTALE))
+
+    with pytest.raises(DataError, match=rf"^a\.txt: {os.strerror(errno.ESTALE)}$"):
+        list(data._blocks(pathlib.Path("a.txt"), Torn(b"text")))
 
 
 def test_data_are_the_same_in_whatever_blocks_they_are_read(tmp_path, monkeypatch):

@@ -107,11 +107,20 @@ def test_killed_in_a_save(whole_run, tmp_path):
     assert sorted(path.name for path in (tmp_path / "run/checkpoints").iterdir()) == ["6", "8", "config.json"]
     assert_equal_runs(config, whole_run)
 
-    # Killed behind the last save, it only has to report.
-    (tmp_path / "run/summary.json").unlink()
+    # Killed behind the last save, it only has to report, whatever else was torn.
+    for name in ("summary.json", "loss.png", "expert_load.npy"):
+        (tmp_path / "run" / name).unlink()
+    with (tmp_path / "run/metrics.jsonl").open("ab") as log:
+        log.write(b'{"step": 9, "lo')
     assert pretrain.train(dataclasses.replace(config, resume=True)) == summary
+    assert (tmp_path / "run/loss.png").is_file()
     with pytest.raises(ValueError, match="has done 8 of --steps=8: ask for more with --steps"):
         pretrain.train(dataclasses.replace(config, resume=True))
+
+    # A run may end where an older checkpoint is: what lies behind it is no part of its report.
+    (tmp_path / "run/summary.json").unlink()
+    assert pretrain.train(dataclasses.replace(config, resume=True, restore=6, steps=6))["steps"] == 6
+    assert (tmp_path / "run/checkpoints/8.aside").is_dir()
 
 
 def test_other_settings_and_an_older_checkpoint(whole_run, tmp_path, capsys):

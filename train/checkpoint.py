@@ -100,7 +100,10 @@ class Checkpoints:
         with together(), self._written(fault):
             self._orbax.save(half / ITEM, args=ocp.args.StandardSave(flat(state)))
         with together(), self._written(fault):
-            mine = digests.make(half / ITEM, filter(_is_mine, digests.names(half / ITEM)))
+            files = list(filter(_is_mine, digests.names(half / ITEM)))
+            for name in files:
+                sync(half / ITEM / name)  # Orbax does so for some.
+            mine = digests.make(half / ITEM, files)
             (half / str(jax.process_index())).write_text(json.dumps(mine))
         with together():
             if _is_lead():
@@ -115,7 +118,8 @@ class Checkpoints:
             entries |= json.loads(part.read_text())
             part.unlink()
         digests.write(half / ITEM, entries)
-        sync(half / ITEM)
+        for path in (*filter(pathlib.Path.is_dir, half.rglob("*")), half):
+            sync(path)
         half.rename(self._folder / str(step))
         sync(self._folder)
         for old in sorted(steps_in(self._folder))[:-_KEPT]:

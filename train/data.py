@@ -226,9 +226,12 @@ def _skip_mark(path: pathlib.Path, file: BinaryIO) -> None:
 
 def _blocks(path: pathlib.Path, file: BinaryIO) -> Iterator[bytes]:
     blank = True
-    while block := file.read(_BLOCK):
-        blank = blank and not block.strip()
-        yield block
+    try:
+        while block := file.read(_BLOCK):
+            blank = blank and not block.strip()
+            yield block
+    except OSError as error:
+        raise DataError(f"{path}: {error.strerror or error}") from error
     if blank:
         raise DataError(f"{path}: the file is empty")
 

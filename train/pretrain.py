@@ -41,7 +41,7 @@ from train.part import param_dtype
 from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
 from train.step import Program, build
-from train.together import load_same_tokens, meet, together
+from train.together import lead_finds, load_same_tokens, meet, together
 
 OnStep = Callable[[dict[str, Any]], None]
 Step = Callable[[TrainState, jax.Array], tuple[TrainState, StepMetrics]]
@@ -118,9 +118,9 @@ def _train(config: TrainConfig, tokens: np.ndarray, interrupt: Interrupt, on_ste
             resume.check_model(config)  # First, since it names settings: what is another model fits no checkpoint.
         state = checkpoints.restore(program, step=step) if first is None else first
         done = int(state.step)
-        if done == config.steps and not (run_dir / report.SUMMARY).exists():
-            return _finish(config, program) if _is_lead() else {}  # It was killed behind its last checkpoint.
-        if done >= config.steps:
+        # Without a summary it was killed behind its last checkpoint, and only has to report.
+        reported = lead_finds((run_dir / report.SUMMARY).exists())
+        if done > config.steps or (done == config.steps and reported):
             raise ValueError(f"{run_dir} has done {done} of --steps={config.steps}: ask for more with --steps")
         checkpoints.prepare()
         with together():
@@ -174,7 +174,7 @@ def _loop(
     began = time.perf_counter()
     step: Step | None = None
     exact_step = program.exact_step and _Together(program.exact_step, config.peer_timeout_s)
-    if not interrupt.asked():
+    if done < config.steps and not interrupt.asked():
         _say("compiling: about a minute on a laptop")
         # Compiled ahead, so that the first step's tokens per second mean something.
         step = _Together(program.step, config.peer_timeout_s)

@@ -85,10 +85,8 @@ def comparison(summary: dict[str, Any]) -> str:
 
 
 def write_report(run_dir: pathlib.Path, columns: Columns, summary: dict[str, Any]) -> list[pathlib.Path]:
-    """Writes `summary.json` and the plots; returns their paths."""
-    path = run_dir / SUMMARY
-    path.write_text(json.dumps(summary, indent=2) + "\n")
-    paths = [path]
+    """Writes the plots and, when they are there, `summary.json`; returns their paths."""
+    paths = [run_dir / SUMMARY]
     with plt.rc_context(_STYLE):
         figures = {"loss": _draw_loss(columns), "imbalance": _draw_imbalance(columns, summary)}
         recent = columns["step"][-max(1, len(columns["step"]) // 4) :]
@@ -98,6 +96,10 @@ def write_report(run_dir: pathlib.Path, columns: Columns, summary: dict[str, Any
             paths.append(run_dir / f"{name}.png")
             figure.savefig(paths[-1])
             plt.close(figure)
+    # Its presence says that the run has reported.
+    partial = run_dir / f".{SUMMARY}"
+    partial.write_text(json.dumps(summary, indent=2) + "\n")
+    partial.replace(paths[0])
     return paths
 
 

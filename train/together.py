@@ -58,6 +58,11 @@ def together() -> Iterator[None]:
         raise ValueError(reason)
 
 
+def lead_finds(fact: bool) -> bool:
+    """What process 0 finds, on all: others may see its files earlier or later. Collective."""
+    return bool(multihost_utils.broadcast_one_to_all(np.array(fact))) if jax.process_count() > 1 else fact
+
+
 def load_same_tokens(config: TrainConfig) -> Tokens:
     """Reads the data of `config` on all processes of the program. Collective.
 
