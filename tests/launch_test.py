@@ -120,7 +120,22 @@ def test_who_a_process_is(start, variables, flags, job):
         (slurm(2), ("host:1",), "--num_processes and --process_id missing: .* none of them under Slurm"),
         ({}, ("host:1", 4, 4), "--process_id=4 must be 0 to 3 with --num_processes=4"),
         ({}, (None, 1, 2), "--coordinator missing"),
-        ({}, ("host", 4, 3), "--coordinator=host must be host:port"),
+        *[
+            ({}, (address, 4, 3), rf"--coordinator={address} must be host:port .* from 1 to 65535")
+            for address in ("host", "host:", ":1", "host:0", "host:70000", "host:1x")
+        ],
+        *[
+            (
+                slurm(2, **{name: value}),
+                (),
+                f"Slurm .* says {address!r}, which must be host:port .* from 1 to 65535: .* give --coord",
+            )
+            for name, value, address in (
+                ("JAX_COORDINATOR_ADDRESS", "host0", "host0"),
+                ("JAX_COORDINATOR_ADDRESS", "host0:0", "host0:0"),
+                ("JAX_COORDINATOR_PORT", "70000", "node001:70000"),
+            )
+        ],
         *[
             (without(slurm(2), name), (), f"{name} missing: Slurm started this process")
             for name in ("SLURM_JOB_ID", "SLURM_STEP_NODELIST", "SLURM_NTASKS", "SLURM_PROCID", "SLURM_LOCALID")
@@ -183,7 +198,7 @@ def kubernetes(monkeypatch, tmp_path):
     np.random.set_state(drawn)  # noqa: NPY002
     for name in ("_namespace", "_pod", "_job", "_controller", "_headless_svc"):
         vars(k8s_cluster.K8sCluster)[name].__func__.cache_clear()
-    for name in ("_core_api", "_batch_api", "_ApiException"):
+    for name in {"_core_api", "_batch_api", "_ApiException"} & vars(k8s_cluster.K8sCluster).keys():
         delattr(k8s_cluster.K8sCluster, name)
 
 
@@ -200,6 +215,24 @@ def test_a_pod_that_cannot_reach_the_others_says_so(start, kubernetes):
     start(POD)
     kubernetes.metadata.owner_references = []
     with pytest.raises(ValueError, match=r"Kubernetes does not say .* does not have a controller\.; give --coord"):
+        find()
+
+
+@pytest.mark.parametrize(
+    ("fault", "message"),
+    [
+        (Exception("Service host/port is not set."), r"Service host/port is not set\."),
+        (socket.gaierror(-2, "Name or service\nnot known"), r"\[Errno -2\] Name or service not known"),
+        (TypeError(), "TypeError"),
+    ],
+)
+def test_whatever_goes_wrong_in_a_pod_is_one_sentence(start, kubernetes, monkeypatch, fault, message):
+    def fail():
+        raise fault
+
+    start(POD)
+    monkeypatch.setattr(sys.modules["kubernetes"].config, "load_incluster_config", fail)
+    with pytest.raises(ValueError, match=rf"^Kubernetes does not say [^\n]*: {message}; give --coord[^\n]*$"):
         find()
 
 

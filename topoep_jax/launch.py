@@ -36,6 +36,8 @@ _OF_A_STEP = ("SLURM_STEP_NODELIST", "SLURM_STEP_NUM_TASKS", "SLURM_STEP_NUM_NOD
 _MPI = ("OMPI_COMM_WORLD_SIZE", "OMPI_COMM_WORLD_RANK", "OMPI_COMM_WORLD_LOCAL_RANK")
 _MPI_ADDRESS = "OMPI_MCA_orte_hnp_uri"
 _IN_A_POD, _POD = "KUBERNETES_SERVICE_HOST", "JOB_COMPLETION_INDEX"
+_MAX_PORT = 65535
+_ADDRESS = f"host:port of process 0, with a port from 1 to {_MAX_PORT}"
 _UUID_BYTES = 16
 
 
@@ -104,8 +106,8 @@ def find(
     assert coordinator is not None and num_processes is not None and process_id is not None
     if not 0 <= process_id < num_processes:
         raise ValueError(f"{number}={process_id} must be 0 to {num_processes - 1} with {count}={num_processes}")
-    if not re.fullmatch(r".+:\d{1,5}", coordinator):
-        raise ValueError(f"{address}={coordinator} must be host:port of process 0")
+    if not _is_address(coordinator):
+        raise ValueError(f"{address}={coordinator} must be {_ADDRESS}")
     return Job(num_processes, process_id, coordinator)
 
 
@@ -150,15 +152,29 @@ def _found(flags: Sequence[str]) -> Job:
         return Job()
     try:
         address, count, number = _compat.detect_processes(environ.get("JAX_COORDINATOR_ADDRESS"), method, JOIN_S)
-    except (RuntimeError, KeyError) as error:
-        raise ValueError(f"{launcher} does not say which processes belong together: {error}; {way_out}") from error
+    except Exception as error:
+        # Clients of launchers have errors of their own, those of the network come on top, and all mean the same.
+        why = " ".join(f"{error}".split()) or type(error).__name__
+        raise ValueError(f"{launcher} does not say which processes belong together: {why}; {way_out}") from error
     if address is None or count is None or number is None:
         raise ValueError(f"{launcher} started this process, but JAX does not find the others: {way_out}")
     if not 0 <= number < count:
         raise ValueError(
             f"{launcher} says that this is process {number} of {count}, which are 0 to {count - 1}: {way_out}"
         )
-    return Job(count, number, address) if count > 1 else Job()
+    if count == 1:
+        return Job()
+    if not _is_address(address):
+        raise ValueError(
+            f"{launcher} with JAX_COORDINATOR_ADDRESS and JAX_COORDINATOR_PORT, where they are set, says {address!r},"
+            f" which must be {_ADDRESS}: correct them, or {way_out}"
+        )
+    return Job(count, number, address)
+
+
+def _is_address(text: str) -> bool:
+    host, _, port = text.rpartition(":")
+    return bool(host) and re.fullmatch(r"[0-9]{1,5}", port) is not None and 1 <= int(port) <= _MAX_PORT
 
 
 def _demand(launcher: str, names: Sequence[str], way_out: str) -> None:
