@@ -11,11 +11,13 @@ import socket
 import subprocess
 import sys
 import time
+import types
 
 import pytest
 
 from tests.multiprocess_worker import ROOT, _free_port
 from tests.train_runs import SHAPES, TINY, text_of
+from train import interrupt
 from train.supervise import maybe_one_of_several
 
 LIMIT_S = 60
@@ -169,13 +171,53 @@ def test_the_traceback_of_the_process_that_failed_is_shown(runs):
 
 
 def test_a_signal_asks_and_the_second_one_kills(runs):
-    run = runs(1).start(0)
+    run = runs(1, same_s=0).start(0)
     run.met()
     [parent] = run.parents.values()
     parent.send_signal(signal.SIGTERM)
     assert parent.stdout.readline() == "asked\n"
     parent.send_signal(signal.SIGTERM)
     assert run.end(0)[0] == 137
+
+
+def test_a_signal_that_comes_twice_asks_once(runs):
+    run = runs(1, same_s=LIMIT_S).start(0)
+    run.met()
+    [parent] = run.parents.values()
+    parent.send_signal(signal.SIGTERM)
+    assert parent.stdout.readline() == "asked\n"
+    parent.send_signal(signal.SIGTERM)
+    assert not select.select([parent.stdout], [], [], 0.5)[0]  # neither asked again nor killed
+    os.kill(run.children[0], signal.SIGHUP)
+    assert run.end(0) == (0, "")
+
+
+def test_without_a_parent_a_signal_that_comes_twice_asks_once(monkeypatch, capfd):
+    came = []
+    patience = types.SimpleNamespace(sleep=lambda _: came.append(signal.raise_signal(signal.SIGTERM)))
+    monkeypatch.setattr(interrupt, "time", patience, raising=False)
+    before = signal.signal(signal.SIGTERM, lambda *_: came.append("killed"))
+    try:
+        with interrupt.Interrupt() as asked:
+            signal.raise_signal(signal.SIGTERM)
+            assert (asked.asked(), came) == (True, [None])
+            signal.raise_signal(signal.SIGTERM)
+            assert came == [None, "killed"]
+    finally:
+        signal.signal(signal.SIGTERM, before)
+    assert capfd.readouterr().err.count("SIGTERM: the run ends after this step") == 1
+
+
+def test_what_a_process_has_started_does_not_keep_its_parent(runs):
+    run = runs(1).start(0)
+    run.met()
+    os.kill(run.children[0], signal.SIGALRM)
+    another = int(run.parents[0].stdout.readline())
+    try:
+        os.kill(run.children[0], signal.SIGUSR2)
+        assert run.end(0) == (1, "error: no more room\n")
+    finally:
+        os.kill(another, signal.SIGKILL)
 
 
 def test_processes_that_are_done_are_not_lost(runs):
@@ -207,10 +249,15 @@ def test_processes_that_do_not_belong_together(runs):
 
 def test_strangers_at_the_port_do_no_harm(runs):
     run = runs(2).start(0)
-    with connected(run.port) as stranger:
+    with connected(run.port) as stranger, connected(run.port) as like_us:
         stranger.sendall(b"GET / HTTP/1.1\n\n[1]\n{}\n")
+        like_us.sendall(b'{"process": 1, "of": 2}\n{"process": 1, "of": 2, "how": 3}\n')
+        like_us.sendall(b'{"process": 2, "of": 2, "how": "here"}\n')
+        like_us.close()
         run.start(1)
         run.met()
+        os.kill(run.children[0], signal.SIGHUP)
+        assert run.end(0) == (0, "")
 
 
 def test_a_port_that_is_taken_is_said(runs):
@@ -238,6 +285,8 @@ def test_a_run_that_saved_nothing_starts_anew(runs, tmp_path):
         ("--num_processes=2", {}, True),
         ("-process_id 1", {}, True),
         ("--coordinator host:1", {}, True),
+        ("--flagfile=F", {}, True),  # which may hold them
+        ("-flagfile F", {}, True),
         ("", {"SLURM_PROCID": "0"}, True),
         ("", {"SLURM_JOB_ID": "1"}, False),
         ("", {"OMPI_COMM_WORLD_RANK": "0"}, True),

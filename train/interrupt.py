@@ -2,6 +2,7 @@
 
 import os
 import signal
+import time
 from types import FrameType
 from typing import Any
 
@@ -40,11 +41,14 @@ class Interrupt:
         if self._asked:
             return  # A launcher that signals each process does so to this one and to its parent, which passes it on.
         self._asked = True
-        if not supervise.has_parent():  # which kills at the second signal
-            self._restore()
         # No print: it may be what the signal came into.
         name = signal.Signals(number).name
         os.write(2, f"\n{name}: the run ends after this step, and saves it; another signal kills\n".encode())
+        if not supervise.has_parent():  # which kills at the second signal
+            # The same signal may come again meanwhile, and ends above. Waiting here, and not a handler that looks at
+            # the time: what was there before kills even where Python runs no handlers, as in a collective that hangs.
+            time.sleep(supervise.SAME_S)
+            self._restore()
 
     def _restore(self) -> None:
         for number, handler in self._before.items():

@@ -5,6 +5,7 @@ tells JAX's service another port once all are there. A process that is killed is
 that is gone, or its machine, by the connection that ends. Without JAX: this is a small process.
 """
 
+import contextlib
 import dataclasses
 import os
 import pathlib
@@ -15,6 +16,7 @@ import subprocess
 import time
 from collections.abc import Sequence
 
+from train import supervise
 from train.parent_io import Errors, Line, Message, write
 from train.supervise import CHANNEL, Place
 
@@ -55,7 +57,7 @@ class _Parent:
         self._selector = selectors.DefaultSelector()
         self._wake, wake = socket.socketpair()
         wake.setblocking(False)
-        self._signals = 0
+        self._asked_at: float | None = None
         # Python calls handlers between its own instructions; the descriptor wakes `select`.
         signal.set_wakeup_fd(wake.fileno(), warn_on_full_buffer=False)
         self._wake_end = wake
@@ -103,15 +105,22 @@ class _Parent:
             self._join()
             self._decide()
             code = self._status()
-        while data := os.read(stderr, 1 << 16):
-            self._errors.feed(data)
+        # Not until its end: what the child has started may live on, and has it, too.
+        os.set_blocking(stderr, False)
+        with contextlib.suppress(BlockingIOError):
+            while data := os.read(stderr, 1 << 16):
+                self._errors.feed(data)
         return self._end(code)
 
     def _on_signal(self) -> None:
         for number in self._wake.recv(1 << 10):
-            if number in _SIGNALS and self._child.poll() is None:
-                self._signals += 1
-                self._child.send_signal(number if self._signals == 1 else signal.SIGKILL)
+            if number not in _SIGNALS or self._child.poll() is not None:
+                continue
+            if self._asked_at is None:
+                self._asked_at = time.monotonic()
+                self._child.send_signal(number)
+            elif time.monotonic() - self._asked_at > supervise.SAME_S:
+                self._child.kill()
 
     def _on_stderr(self, stderr: int) -> None:
         data = os.read(stderr, 1 << 16)
@@ -170,10 +179,11 @@ class _Parent:
 
     def _is_of_run(self, line: Line, message: Message) -> bool:
         place, process = self._place, message.get("process")
-        if place is None or message.get("of") != place.processes or not isinstance(process, int):
+        known = isinstance(process, int) and isinstance(message.get("how"), str)
+        if place is None or message.get("of") != place.processes or not known or not 0 <= process < place.processes:
             line.send(dataclasses.asdict(_Lost(f"{place and place.coordinator} is of another run")))
             return False
-        if self._others.setdefault(process, line) is not line or not 0 < process < place.processes:
+        if process == 0 or self._others.setdefault(process, line) is not line:
             line.send(
                 dataclasses.asdict(_Lost(f"process {process} is there already: give each a --process_id of its own"))
             )

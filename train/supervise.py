@@ -18,7 +18,10 @@ from collections.abc import Iterator, Mapping, Sequence
 CHANNEL = "TOPOEP_PARENT"
 """Environment variable with "descriptor process": the socket to the parent, and the parent's process id."""
 _SIGNS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
-_FLAGS = ("--num_processes", "--coordinator", "--process_id")
+_FLAGS = ("--num_processes", "--coordinator", "--process_id", "--flagfile")
+"""Flags of one of several processes, and that of absl which may name a file with them."""
+SAME_S = 1
+"""Seconds after a signal in which another one is the same: a launcher sends it to a process and to its group."""
 _PR_SET_PDEATHSIG = 1
 
 
