@@ -179,8 +179,8 @@ class _Parent:
 
     def _is_of_run(self, line: Line, message: Message) -> bool:
         place, process = self._place, message.get("process")
-        known = isinstance(process, int) and isinstance(message.get("how"), str)
-        if place is None or message.get("of") != place.processes or not known or not 0 <= process < place.processes:
+        known = place is not None and message.get("of") == place.processes and isinstance(message.get("how"), str)
+        if not known or place is None or not isinstance(process, int) or not 0 <= process < place.processes:
             line.send(dataclasses.asdict(_Lost(f"{place and place.coordinator} is of another run")))
             return False
         if process == 0 or self._others.setdefault(process, line) is not line:
