@@ -145,17 +145,26 @@ def _program(values: flags.FlagValues, mesh: Mesh, target: Target, num_domains: 
     module, _, name = values.program.partition(":")
     if not name:
         raise ValueError(f"--program={values.program} must be package.module:function")
-    # As `python -m` of the module itself would find it.
-    sys.path.insert(0, "")
-    function = getattr(importlib.import_module(module), name, None)
-    if function is None:
-        raise ValueError(f"--program={values.program}: module {module} has no {name}")
-    made = function(mesh, *shlex.split(values.program_args))
-    if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], tuple):
-        raise ValueError(f"--program={values.program} must return (a function, a tuple of its arguments)")
-    step, args = made
-    program = compile_program(step, *args, dump_to=_folder(values.dump_to))
+    with _imports_from_here():
+        function = getattr(importlib.import_module(module), name, None)
+        if function is None:
+            raise ValueError(f"--program={values.program}: module {module} has no {name}")
+        made = function(mesh, *shlex.split(values.program_args))
+        if not isinstance(made, tuple) or len(made) != 2 or not isinstance(made[1], tuple):
+            raise ValueError(f"--program={values.program} must return (a function, a tuple of its arguments)")
+        step, args = made
+        program = compile_program(step, *args, dump_to=_folder(values.dump_to))
     return Report.of(program, target.hardware, num_domains), f"{values.program} {values.program_args}".rstrip()
+
+
+@contextlib.contextmanager
+def _imports_from_here() -> Iterator[None]:
+    """Modules are found as `python -m` of one would find it."""
+    sys.path.insert(0, "")
+    try:
+        yield
+    finally:
+        sys.path.remove("")
 
 
 def _config(values: flags.FlagValues, topology: Topology, target: Target) -> LayerConfig:
