@@ -72,7 +72,7 @@ class _Parent:
             process_group=0,
         )
         theirs.close()
-        self._control: Line | None = Line(ours)
+        self._control = Line(ours)
         self._errors = Errors()
         self._place: Place | None = None
         self._server: socket.socket | None = None
@@ -92,7 +92,7 @@ class _Parent:
         self._lost: _Lost | None = None
 
     def run(self) -> int:
-        assert self._child.stderr is not None and self._control is not None
+        assert self._child.stderr is not None
         stderr = self._child.stderr.fileno()
         self._selector.register(self._wake, selectors.EVENT_READ, self._on_signal)
         self._selector.register(self._control.socket, selectors.EVENT_READ, self._on_control)
@@ -130,7 +130,6 @@ class _Parent:
             self._selector.unregister(stderr)
 
     def _on_control(self) -> None:
-        assert self._control is not None
         messages, alive = self._control.receive()
         if not alive:
             self._selector.unregister(self._control.socket)
@@ -179,8 +178,8 @@ class _Parent:
 
     def _is_of_run(self, line: Line, message: Message) -> bool:
         place, process = self._place, message.get("process")
-        known = place is not None and message.get("of") == place.processes and isinstance(message.get("how"), str)
-        if not known or place is None or not isinstance(process, int) or not 0 <= process < place.processes:
+        ours = place is not None and message.get("of") == place.processes and isinstance(message.get("how"), str)
+        if not ours or not isinstance(process, int) or process not in range(self._processes()):
             line.send(dataclasses.asdict(_Lost(f"{place and place.coordinator} is of another run")))
             return False
         if process == 0 or self._others.setdefault(process, line) is not line:
@@ -239,7 +238,6 @@ class _Parent:
             self._say("here")
 
     def _go(self, port: int) -> None:
-        assert self._control is not None
         self._going = True
         self._control.send({"port": port})
 
