@@ -5,7 +5,6 @@ What `transformers` computes lies in tests/parity/golden. Where torch and transf
 """
 
 import functools
-import os
 import subprocess
 import tempfile
 from typing import Any, NamedTuple
@@ -171,10 +170,9 @@ def assert_same(tensors: dict[str, np.ndarray], wanted: dict[str, np.ndarray]) -
 
 def transformers_run(python: str, *arguments: object) -> None:
     """Runs tests/parity/make_golden.py, whose complaints become ours."""
-    command = [python, "-m", "tests.parity.make_golden", *map(str, arguments)]
-    with tempfile.TemporaryDirectory() as folder:  # torch keeps the folder of its compiler
-        environment = {**os.environ, "TMPDIR": folder}
-        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True)
+    with tempfile.TemporaryDirectory() as folder:  # torch leaves the folder of its compiler there
+        command = ["env", f"TMPDIR={folder}", python, "-m", "tests.parity.make_golden", *map(str, arguments)]
+        done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stdout + done.stderr
 
 

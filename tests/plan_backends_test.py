@@ -88,18 +88,7 @@ def solve_native(problem: Problem, planner: str):
 
 def solve_with_threads(problem: Problem, omega: np.ndarray, planner: str, num_threads: int) -> Plan:
     """The same bodies on a team of host threads."""
-    return _native.plan(
-        jnp.asarray(omega),
-        domain_of_rank=problem.topology.domain_of_rank,
-        cost=problem.cost,
-        num_slots=problem.num_slots,
-        cap_rows=problem.cap_rows,
-        block_rows=problem.block_rows,
-        planner=planner,
-        objective=problem.objective,
-        effort=problem.effort,
-        num_threads=num_threads,
-    )
+    return _native.plan(jnp.asarray(omega), problem, planner, num_threads=num_threads)
 
 
 def compare(family: str, index: int, matrices: range) -> Counter:

@@ -208,7 +208,7 @@ def test_no_demand():
 
 def test_bad_questions():
     omega = np.array([[9, 0], [3, 0]])
-    for option in ({"instance_ps": 1}, {"tile_rows": 8}, {"dedup": True}, {"pulls": "striped"}):
+    for option in ({"instance_ps": 1}, {"tile_rows": 8}, {"pulls": "striped"}):
         with pytest.raises(ValueError, match=f"{next(iter(option))}=.*bounds are known for"):
             milp_optimum(omega, question((0, 1), 2, cost=CostModel(1, 1, 1, 1, 1, **option)))
     with pytest.raises(ValueError, match="max_inter_domain=0"):

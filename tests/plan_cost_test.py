@@ -10,8 +10,8 @@ import pytest
 from tests.plans import random_priced_plan
 from topoep_jax import _native
 from topoep_jax.plan import CostModel, Hardware, picoseconds
-from topoep_jax.plan.cost import MAX_INSTANCES, MAX_ROWS, OBJECTIVES, rank_compute_ps, row_traffic
-from topoep_jax.plan.dedup import executing_ranks, matches_demand
+from topoep_jax.plan.cost import MAX_INSTANCES, MAX_ROWS, OBJECTIVES, rank_compute_ps
+from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.pulls import MODES, moved_bytes, schedule
 from topoep_jax.topology import Topology
 
@@ -47,64 +47,6 @@ def test_compute_by_hand(terms, compute_ps):
     assert OBJECTIVES["eq8"](SLOTS, QUOTA, TWO_BY_TWO, cost) == compute_ps + TRAFFIC_PS + 8 * 14 * 5
 
 
-TOKENS = np.full((4, 5, 2), -1)
-TOKENS[0] = [[2, 3], [2, 3], [2, 0], [1, 3], [2, -1]]
-
-
-def quota_of(entries):
-    quota = np.zeros((4, 4, 1 + 1), np.int32)
-    for at, rows in entries.items():
-        quota[at] = rows
-    return quota
-
-
-def test_deduplication_by_hand():
-    """Experts 2 and 3 share a domain: the first two tokens enter it once, at rank 2, and go on to rank 3."""
-    nowhere = np.full((4, 1), -1)
-    quota = quota_of({(0, 0, 0): 1, (0, 1, 0): 1, (0, 2, 0): 4, (0, 3, 0): 3})
-    cost = CostModel(24, 1, 0, 20_000, 5_000, dedup=True)
-    assert executing_ranks(TOKENS, nowhere, quota)[0].tolist() == [[2, 3], [2, 3], [2, 0], [1, 3], [2, -1]]
-    moved = row_traffic(nowhere, quota, TWO_BY_TWO, cost, TOKENS)
-    assert {tuple(at): moved[tuple(at)] for at in np.argwhere(moved).tolist()} == {
-        (0, 2): 4, (0, 3): 1, (2, 3): 2, (0, 1): 1,
-    }  # fmt: skip
-    assert OBJECTIVES["bottleneck"](nowhere, quota, TWO_BY_TWO, cost, TOKENS) == 2 * 5 * 20 + 2 * 2 * 5
-    assert OBJECTIVES["eq8"](nowhere, quota, TWO_BY_TWO, cost, TOKENS) == 2 * 5 * 20 + 2 * 3 * 5
-    plain = CostModel(24, 1, 0, 20_000, 5_000)
-    assert OBJECTIVES["bottleneck"](nowhere, quota, TWO_BY_TWO, plain) == 2 * 7 * 20 + 2 * 1 * 5
-
-
-def test_the_first_tokens_run_on_the_lowest_instance():
-    """Expert 2 has a replica on rank 0 that takes one row: the first token's."""
-    slots = np.array([[2], [-1], [-1], [-1]])
-    quota = quota_of({(0, 0, 0): 1, (0, 0, 1): 1, (0, 1, 0): 1, (0, 2, 0): 3, (0, 3, 0): 3})
-    assert executing_ranks(TOKENS, slots, quota)[0].tolist() == [[0, 3], [2, 3], [2, 0], [1, 3], [2, -1]]
-
-
-def replay(plan) -> Counter:
-    """Rows (from, to) by following one token after the other, from the definition."""
-    domain, mains = plan.topology.domain_of_rank, plan.mains_per_rank
-    held = [[*range(r * mains, (r + 1) * mains), *slots] for r, slots in enumerate(plan.slot_expert.tolist())]
-    moved = Counter()
-    for source, tokens in enumerate(plan.expert_idx.tolist()):
-        queue = {}  # of each expert: the ranks that execute its rows, one entry for each row
-        for expert in range(plan.num_experts):
-            queue[expert] = [
-                rank
-                for rank, experts in enumerate(held)
-                if expert in experts
-                for _ in range(plan.quota[source, rank, experts.index(expert)])
-            ]
-        for experts in tokens:
-            ranks = {queue[e].pop(0) for e in experts if e >= 0}
-            for rank in ranks:
-                first = min(r for r in ranks if domain[r] == domain[rank])
-                entered = domain[rank] == domain[source] or rank == first
-                moved[source if entered else first, rank] += 1
-        assert not any(queue.values())
-    return Counter({(a, b): n for (a, b), n in moved.items() if a != b})
-
-
 def predicted_by_definition(plan, objective: str) -> int:
     """Every term again, in plain integers."""
     cost, domain = plan.cost, plan.topology.domain_of_rank
@@ -115,10 +57,7 @@ def predicted_by_definition(plan, objective: str) -> int:
         padded = sum(-(-n // cost.tile_rows) * cost.tile_rows if cost.tile_rows else n for n in rows)
         ps = max(cost.instance_ps * sum(n > 0 for n in rows), cost.row_ps * padded)
         compute = max(compute, ps if cost.rank_speed is None else ps * 1000 // cost.rank_speed[rank])
-    if cost.dedup:
-        rows = replay(plan)
-    else:
-        rows = {(s, r): int(plan.quota[s, r].sum()) for s in ranks for r in ranks}
+    rows = {(s, r): int(plan.quota[s, r].sum()) for s in ranks for r in ranks}
     copies = schedule(plan.slot_expert, plan.mains_per_rank, plan.topology, cost)
     pulled = moved_bytes(copies, plan.topology, cost)
     total = compute
@@ -135,14 +74,13 @@ def predicted_by_definition(plan, objective: str) -> int:
 
 
 def every_combination(rng, num_ranks):
-    """All 32 combinations of the terms, pulls aside, and each mode of pulls in turn."""
+    """All 8 combinations of the terms, pulls aside, and each mode of pulls in turn."""
     terms = itertools.product(
         (0, int(rng.integers(1, 3000))),
         (0, int(rng.integers(1, 9))),
         (None, tuple(rng.integers(1, 3000, num_ranks).tolist())),
-        (False, True),
     )
-    names = ("instance_ps", "tile_rows", "rank_speed", "dedup")
+    names = ("instance_ps", "tile_rows", "rank_speed")
     for values, mode in itertools.product(terms, MODES):
         yield dict(zip(names, values, strict=True), pulls=mode)
 
@@ -154,7 +92,7 @@ def test_every_combination_of_terms_by_definition():
         for terms in every_combination(rng, plan.topology.num_ranks):
             priced = plan.with_cost(**terms)
             for name, objective in OBJECTIVES.items():
-                found = objective(plan.slot_expert, plan.quota, plan.topology, priced.cost, plan.expert_idx)
+                found = objective(plan.slot_expert, plan.quota, plan.topology, priced.cost)
                 assert found == predicted_by_definition(priced, name), (terms, name)
 
 
@@ -163,62 +101,14 @@ def test_every_combination_of_terms_in_both_languages():
     rng = np.random.default_rng(2)
     for _ in range(2):
         plan = random_priced_plan(rng)
-        demand = [np.bincount(idx[idx >= 0], minlength=plan.num_experts) for idx in plan.expert_idx]
         for terms, objective in itertools.product(every_combination(rng, plan.topology.num_ranks), OBJECTIVES):
             cost = plan.with_cost(**terms).cost
-            answer = _native.plan(
-                jnp.array(demand, jnp.int32),
-                domain_of_rank=plan.topology.domain_of_rank,
-                cost=cost,
-                num_slots=plan.slot_expert.shape[1],
-                cap_rows=None,
-                block_rows=1,
-                planner="topoep_paper",
-                objective=objective,
-                expert_idx=jnp.array(plan.expert_idx) if cost.dedup else None,
-            )
+            slots = plan.slot_expert.shape[1]
+            problem = Problem(plan.topology, cost, plan.num_experts, slots, None, 1, objective)
+            answer = _native.plan(jnp.array(plan.omega, jnp.int32), problem, "topoep_paper")
             slot_expert, quota = np.asarray(answer.slot_expert), np.asarray(answer.quota)
-            expected = OBJECTIVES[objective](slot_expert, quota, plan.topology, cost, plan.expert_idx)
+            expected = OBJECTIVES[objective](slot_expert, quota, plan.topology, cost)
             assert picoseconds(answer.predicted_ps) == expected, (terms, objective)
-
-
-def test_deduplication_never_adds_rows():
-    rng = np.random.default_rng(1)
-    fewer = 0
-    for _ in range(100):
-        plan = random_priced_plan(rng).with_cost(dedup=True)
-        once = row_traffic(plan.slot_expert, plan.quota, plan.topology, plan.cost, plan.expert_idx)
-        each = plan.quota.sum(axis=2) * ~np.eye(plan.topology.num_ranks, dtype=bool)
-        crosses = plan.topology.crosses_domains()
-        assert once.sum() <= each.sum()
-        assert ((once * crosses).sum(axis=1) <= (each * crosses).sum(axis=1)).all()
-        assert np.diagonal(once).sum() == 0
-        if plan.expert_idx.shape[2] == 1:
-            assert (once == each).all()
-        fewer += int((once * crosses).sum() < (each * crosses).sum())
-    assert fewer > 20
-
-
-@pytest.mark.parametrize(
-    ("tokens", "matches"),
-    [
-        ([[1, 0, 1], [-1, -1, -1]], True),
-        ([[1, 0, 0], [-1, -1, -1]], False),
-        ([[1, 0, 2], [-1, -1, -1]], False),
-        ([[1, 0, 1], [-1, -2, -1]], False),
-        ([[1, 0, 1]], False),
-    ],
-)
-def test_tokens_that_contradict_the_demand_are_noticed(tokens, matches):
-    assert matches_demand(np.array(tokens)[:, :, None], np.array([[1, 2], [0, 0]])) == matches
-
-
-def test_deduplication_needs_the_tokens():
-    cost = CostModel(**COST, dedup=True)
-    with pytest.raises(ValueError, match=r"cost\.dedup needs expert_idx"):
-        OBJECTIVES["bottleneck"](SLOTS, QUOTA, TWO_BY_TWO, cost)
-    with pytest.raises(ValueError, match=r"expert_idx\[0\] holds expert 0 1 times, but its quotas sum to 6"):
-        OBJECTIVES["bottleneck"](SLOTS, QUOTA, TWO_BY_TWO, cost, TOKENS)
 
 
 @pytest.mark.parametrize(
@@ -233,7 +123,6 @@ def test_deduplication_needs_the_tokens():
         ({"rank_speed": (1000, 0)}, r"rank_speed\[1\]=0 must be an integer in 1"),
         ({"rank_speed": (1000, -5)}, r"rank_speed\[1\]=-5"),
         ({"rank_speed": (0.8, 1)}, r"rank_speed\[0\]=0.8 .* permille"),
-        ({"dedup": 1}, "dedup=1 must be True or False"),
         ({"pulls": "multicast"}, r"pulls='multicast' is unknown: choose one of \['direct', 'relayed', 'striped'"),
         ({"row_ps": 0, "tile_rows": 2**31}, "tile_rows=2147483648 is above 2147483647"),
         ({"row_ps": 2**26, "tile_rows": 2**24}, "row_ps=67108864 is above .* tiles have 16777216 rows"),
@@ -263,10 +152,10 @@ def test_bandwidths_are_positive(link, rate):
 
 def test_speeds_come_from_the_hardware_and_stay_hashable():
     hardware = Hardware(20_000, 5_000, 400_000, rank_speed=np.array([1000, 800]))
-    cost = CostModel.from_model(64, 32, hardware, instance_ps=5, tile_rows=8, dedup=True, pulls="best")
+    cost = CostModel.from_model(64, 32, hardware, instance_ps=5, tile_rows=8, pulls="best")
     assert cost.rank_speed == (1000, 800)
-    assert (cost.instance_ps, cost.tile_rows, cost.dedup, cost.pulls) == (5, 8, True, "best")
-    assert hash(cost) == hash(CostModel(12288, 128, 92, 20_000, 5_000, 5, 8, (1000, 800), True, "best"))
+    assert (cost.instance_ps, cost.tile_rows, cost.pulls) == (5, 8, "best")
+    assert hash(cost) == hash(CostModel(12288, 128, 92, 20_000, 5_000, 5, 8, (1000, 800), "best"))
 
 
 @pytest.mark.parametrize("slowest", [1, 333, 999, 1000, 5000])

@@ -1,5 +1,6 @@
 """`solve_plan` is one function under every JAX transformation: same bits, zero gradient, the right varying type."""
 
+import dataclasses
 import functools
 import subprocess
 import sys
@@ -13,6 +14,7 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from topoep_jax.plan import CostModel, Hardware, Plan, Status, api, solve_plan
+from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
 
 ROOT = Path(__file__).parent.parent
@@ -271,17 +273,21 @@ def test_a_missing_extension_says_how_to_build_it(monkeypatch):
 def test_malformed_native_calls_are_errors_not_crashes():
     from topoep_jax import _native
 
-    arguments = {"domain_of_rank": (0, 0, 1, 1), "cost": COST, "num_slots": 1, "cap_rows": None, "block_rows": 1}
-    arguments |= {"planner": "none", "objective": "eq8"}
+    def domains(*domain_of_rank):
+        topology = Topology((0, 0, 1, 1))
+        object.__setattr__(topology, "domain_of_rank", domain_of_rank)  # what Topology itself refuses
+        return {"topology": topology}
+
+    good = Problem(Topology((0, 0, 1, 1)), COST, 8, 1, None, 1, "eq8")
     omega = jnp.ones((4, 8), jnp.int32)
-    _native.plan(omega, **arguments)
+    _native.plan(omega, good, "none")
     for change, message in (
-        ({"domain_of_rank": (0, 0)}, r"omega has shape \[4, 8\], expected \[2, a multiple"),
-        ({"domain_of_rank": (0, 0, 1, 9)}, "highest domain=9"),
-        ({"domain_of_rank": (0, 0, 1, -1)}, "lowest domain=-1"),
+        (domains(0, 0), r"omega has shape \[4, 8\], expected \[2, a multiple"),
+        (domains(0, 0, 1, 9), "highest domain=9"),
+        (domains(0, 0, 1, -1), "lowest domain=-1"),
         ({"num_slots": 7}, "num_slots=7"),
         ({"block_rows": 0}, "block_rows=0"),
         ({"cap_rows": -2}, "cap_rows=-2"),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match=message):
-            jax.block_until_ready(_native.plan(omega, **(arguments | change)))
+            jax.block_until_ready(_native.plan(omega, dataclasses.replace(good, **change), "none"))

@@ -92,11 +92,11 @@ def _brim_quota(rng, config, num_assignments, extra_blocks):
 
 @dataclasses.dataclass(frozen=True)
 class PricedPlan:
-    """Tokens, a plan for them and its price: `expert_idx` [R, T, K], `slot_expert` [R, N] and `quota` [R, R, J]."""
+    """Demand, a plan for it and its price: `omega` [R, E], `slot_expert` [R, N] and `quota` [R, R, J]."""
 
     topology: Topology
     mains_per_rank: int
-    expert_idx: np.ndarray
+    omega: np.ndarray
     slot_expert: np.ndarray
     quota: np.ndarray
     cost: CostModel
@@ -110,7 +110,7 @@ class PricedPlan:
 
 
 def random_priced_plan(rng) -> PricedPlan:
-    """Up to 8 ranks in any domains, skewed tokens with padding, and any sizes and rates."""
+    """Up to 8 ranks in any domains, skewed demand, and any sizes and rates."""
     num_ranks = int(rng.integers(1, 9))
     domains = rng.integers(0, rng.integers(1, num_ranks + 1), num_ranks).tolist()
     number = {domain: i for i, domain in enumerate(dict.fromkeys(domains))}
@@ -131,4 +131,4 @@ def random_priced_plan(rng) -> PricedPlan:
         inter_fs_per_byte=int(rng.integers(0, 30_000)),
         intra_fs_per_byte=int(rng.integers(0, 6_000)),
     )
-    return PricedPlan(Topology(tuple(number[d] for d in domains)), mains, expert_idx, slot_expert, quota, cost)
+    return PricedPlan(Topology(tuple(number[d] for d in domains)), mains, omega, slot_expert, quota, cost)

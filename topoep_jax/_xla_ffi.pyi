@@ -20,6 +20,4 @@ def plan_workspace(
     num_eager: int,
     paper: bool,
     has_speeds: bool,
-    dedup: bool,
-    top_k: int,
 ) -> int: ...

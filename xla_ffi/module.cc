@@ -57,7 +57,7 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
 // Bytes of the workspace of a call with these sizes; 0 for sizes that contradict each other, which the handler names.
 int64_t PlanWorkspace(const std::vector<int32_t>& domain_of_rank, int32_t num_experts, int32_t num_slots,
                       int64_t planner, int32_t num_candidates, int32_t num_thrifty, int32_t num_eager, bool paper,
-                      bool has_speeds, bool dedup, int32_t top_k) {
+                      bool has_speeds) {
   const int32_t num_ranks = static_cast<int32_t>(domain_of_rank.size());
   const bool fits = num_ranks > 0 && num_experts > 0 && num_experts % num_ranks == 0 && num_slots >= 0 &&
                     std::all_of(domain_of_rank.begin(), domain_of_rank.end(),
@@ -77,8 +77,6 @@ int64_t PlanWorkspace(const std::vector<int32_t>& domain_of_rank, int32_t num_ex
   problem.domain_of_rank = domain_of_rank.data();
   problem.planner = static_cast<topoep::Planner>(planner);
   problem.cost.rank_speed = has_speeds ? speeds.data() : nullptr;
-  problem.cost.dedup = dedup;
-  problem.top_k = top_k;
   problem.effort = &effort;
   return topoep::PlanScratchBytes(problem);
 }

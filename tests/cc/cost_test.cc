@@ -23,8 +23,6 @@ struct Instance {
   Cost cost;
   std::vector<int32_t> slot_expert;
   std::vector<int32_t> quota = {};
-  int32_t top_k = 0;
-  std::vector<int32_t> expert_idx = {};
   Objective objective = Objective::kBottleneck;
 
   Problem View() const {
@@ -37,9 +35,6 @@ struct Instance {
     problem.domain_of_rank = domain_of_rank.data();
     problem.cost = cost;
     problem.objective = objective;
-    problem.top_k = top_k;
-    if (top_k > 0) problem.num_tokens = static_cast<int32_t>(expert_idx.size()) / num_ranks / top_k;
-    problem.expert_idx = expert_idx.data();
     return problem;
   }
 
@@ -106,37 +101,6 @@ TEST(CostTest, SlowRanksTakeLonger) {
   instance = VectorA();
   instance.cost.rank_speed = last_slow.data();
   EXPECT_EQ(instance.BottleneckPs(), 1428 + kTrafficPs);
-}
-
-TEST(CostTest, TokensCrossToADomainOnce) {
-  Instance instance{{0, 0, 1, 1}, 4, 1, Cost{24, 1, 0, 20000, 5000}, {-1, -1, -1, -1}};
-  instance.top_k = 2;
-  instance.expert_idx = {2, 3, 2, 3, 2, 0, 1, 3, 2, -1};
-  instance.expert_idx.resize(4 * 5 * 2, -1);
-  for (const auto& [rank, rows] : std::vector<std::pair<int, int>>{{0, 1}, {1, 1}, {2, 4}, {3, 3}}) {
-    instance.SetRows(0, rank, 0, rows);
-  }
-  EXPECT_EQ(instance.BottleneckPs(), 2 * 7 * 20 + 2 * 1 * 5);
-  instance.cost.dedup = true;
-  EXPECT_EQ(instance.BottleneckPs(), 2 * 5 * 20 + 2 * 2 * 5);
-  EXPECT_EQ(instance.Eq8Ps(), 2 * 5 * 20 + 2 * 3 * 5);
-}
-
-TEST(CostTest, TokensThatContradictTheDemandAreNoticed) {
-  const std::vector<int32_t> omega{1, 2, 0, 0};
-  std::vector<int64_t> counts(4);
-  for (const auto& [idx, matches] : std::vector<std::pair<std::vector<int32_t>, bool>>{
-           {{1, 0, 1, -1, -1, -1}, true}, {{1, 0, 0, -1, -1, -1}, false}, {{1, 0, 2, -1, -1, -1}, false}}) {
-    Instance instance{{0, 0}, 2, 0, Cost{1, 1, 1, 1, 1}, {}};
-    instance.top_k = 1;
-    instance.expert_idx = idx;
-    Problem problem = instance.View();
-    problem.omega = omega.data();
-    int32_t bad_tokens = 0;
-    SerialTeam team;
-    CheckTokens(team, problem, counts.data(), &bad_tokens);
-    EXPECT_EQ(bad_tokens == 0, matches);
-  }
 }
 
 TEST(CostTest, PullsAreScheduled) {

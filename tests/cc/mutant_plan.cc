@@ -45,7 +45,7 @@ Answer SolveInThreeSteps(const Problem& problem) {
   std::fill(workspace.begin(), workspace.end(), kJunk);
   const Workspace& work = workspace.Work();
   Answer answer(problem);
-  RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { Begin(team, problem, work); });
+  RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { Begin(team, work); });
   for (int32_t run = work.NumRuns() - 1; run >= 0; --run) {
     RunThreads<MutantTeam>(kLanes, [&](MutantTeam& team) { RunEntry(team, problem, work, work.MemoryOf(run), run); });
   }
@@ -58,8 +58,6 @@ Answer SolveInThreeSteps(const Problem& problem) {
 Problem MakeProblem(Instance& instance, uint32_t seed) {
   instance = RandomInstance(seed);
   if (seed % 16 == 5) instance.omega[0] = -1;
-  if (seed % 16 == 6) ++instance.omega.back();               // does not match the tokens, where there are tokens
-  if (seed % 2 == 0) instance.thrifty = {0, 3, 1, 3, 2, 3};  // after a round of each kind one that reads quotas
   Problem problem = instance.View(1);
   if (seed % 8 == 3) problem.planner = Planner::kTopoepPaper;
   if (seed % 8 == 7) problem.planner = Planner::kNone;

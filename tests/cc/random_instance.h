@@ -4,7 +4,6 @@
 #define TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
 
 #include <algorithm>
-#include <cstddef>
 #include <cstdint>
 #include <limits>
 #include <random>
@@ -20,10 +19,9 @@ inline constexpr int64_t kUnlimited = std::numeric_limits<int32_t>::max();
 
 // A problem and how hard to search, which own their memory.
 struct Instance {
-  std::vector<int32_t> domain_of_rank, omega, rank_speed, expert_idx;
+  std::vector<int32_t> domain_of_rank, omega, rank_speed;
   int32_t num_experts = 0;
   int32_t num_slots = 0;
-  int32_t top_k = 0;
   Cost cost{};
   int64_t cap_rows = kNoCap;
   int64_t block_rows = 1;
@@ -47,9 +45,6 @@ struct Instance {
     problem.block_rows = block_rows;
     problem.planner = planner;
     problem.objective = objective;
-    problem.top_k = top_k;
-    if (top_k > 0) problem.num_tokens = static_cast<int32_t>(expert_idx.size()) / problem.num_ranks / top_k;
-    problem.expert_idx = expert_idx.data();
     effort.candidates = candidates.data();
     effort.num_candidates = static_cast<int32_t>(candidates.size());
     effort.thrifty = thrifty.data();
@@ -95,24 +90,6 @@ class Random {
   std::mt19937 rng_;
 };
 
-inline void DrawTokens(Random& draw, Instance& instance) {
-  const int num_ranks = static_cast<int>(instance.domain_of_rank.size());
-  instance.cost.dedup = true;
-  instance.top_k = draw(1, std::min(instance.num_experts, 4));
-  std::fill(instance.omega.begin(), instance.omega.end(), 0);
-  const int tokens = draw(1, 20);
-  for (int token = 0; token < num_ranks * tokens; ++token) {
-    const size_t first = instance.expert_idx.size();
-    for (int k = 0; k < instance.top_k; ++k) {
-      int expert = draw(0, draw(0, 1) ? instance.num_experts - 1 : 2 % instance.num_experts);
-      const auto chosen = instance.expert_idx.begin() + first;
-      if (std::find(chosen, instance.expert_idx.end(), expert) != instance.expert_idx.end()) expert = -1;
-      instance.expert_idx.push_back(expert);
-      if (expert >= 0) ++instance.omega[token / tokens * instance.num_experts + expert];
-    }
-  }
-}
-
 // Every option of the planner, each in a part of the instances.
 inline Instance RandomInstance(uint32_t seed) {
   Random draw(seed);
@@ -139,7 +116,6 @@ inline Instance RandomInstance(uint32_t seed) {
   if (draw.OneIn(4)) {
     for (int r = 0; r < num_ranks; ++r) instance.rank_speed.push_back(draw(500, 1500));
   }
-  if (draw.OneIn(5)) DrawTokens(draw, instance);
   instance.block_rows = draw.OneIn(2) ? 1 : draw(2, 16);
   if (draw.OneIn(4)) instance.cap_rows = total / num_ranks + draw(0, static_cast<int>(total / num_ranks / 4 + 1));
   instance.objective = draw.OneIn(4) ? Objective::kEq8 : Objective::kBottleneck;
@@ -151,8 +127,8 @@ inline Instance RandomInstance(uint32_t seed) {
                                    can_serve ? draw(0, 16) : 0, draw.OneIn(2) ? -1 : draw(0, 100),
                                    draw.OneIn(4) ? draw(0, 9) : -1});
   }
-  for (int i = draw(0, 5); i > 0; --i) instance.thrifty.push_back(draw(0, 3));
-  for (int i = draw(0, 5); i > 0; --i) instance.eager.push_back(draw(0, 3));
+  for (int i = draw(0, 5); i > 0; --i) instance.thrifty.push_back(draw(0, 2));
+  for (int i = draw(0, 5); i > 0; --i) instance.eager.push_back(draw(0, 2));
   instance.effort.fill_moves = draw(0, 6);
   instance.effort.paper = draw.OneIn(2);
   if (draw.OneIn(4)) {

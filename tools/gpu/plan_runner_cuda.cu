@@ -51,7 +51,6 @@ struct PlanRunner::Memory {
       : problem(stored.View()),
         domains(problem),
         omega(stored.omega),
-        expert_idx(stored.expert_idx),
         slot_expert(static_cast<int64_t>(stored.right.slot_expert.size())),
         quota(static_cast<int64_t>(stored.right.quota.size())),
         rank_load(static_cast<int64_t>(stored.right.rank_load.size())),
@@ -59,7 +58,6 @@ struct PlanRunner::Memory {
         status(1),
         scratch(Scratch(problem, domains.View(), nullptr).bytes) {
     problem.omega = omega.data();
-    problem.expert_idx = expert_idx.data();
     Check(cudaStreamCreate(&stream), "cudaStreamCreate");
   }
   ~Memory() { cudaStreamDestroy(stream); }
@@ -74,7 +72,7 @@ struct PlanRunner::Memory {
 
   Problem problem;
   DomainTable domains;
-  Array<int32_t> omega, expert_idx, slot_expert, quota, rank_load, predicted_ps, status;
+  Array<int32_t> omega, slot_expert, quota, rank_load, predicted_ps, status;
   Array<uint8_t> scratch;
   cudaStream_t stream = nullptr;
 };

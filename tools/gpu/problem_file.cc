@@ -25,10 +25,7 @@ enum Size {
   kIntraFs,
   kInstancePs,
   kTileRows,
-  kDedup,
   kPulls,
-  kTokens,
-  kTopK,
   kFillMoves,
   kPaper,
   kRefineChanges,
@@ -91,7 +88,6 @@ StoredProblem ReadProblem(Reader& reader) {
   stored.thrifty = reader.Take<int32_t>();
   stored.eager = reader.Take<int32_t>();
   stored.omega = reader.Take<int32_t>();
-  stored.expert_idx = reader.Take<int32_t>();
   stored.right.slot_expert = reader.Take<int32_t>();
   stored.right.quota = reader.Take<int32_t>();
   stored.right.rank_load = reader.Take<int32_t>();
@@ -115,15 +111,11 @@ Problem StoredProblem::View() const {
   problem.cost.instance_ps = sizes[kInstancePs];
   problem.cost.tile_rows = sizes[kTileRows];
   if (!rank_speed.empty()) problem.cost.rank_speed = rank_speed.data();
-  problem.cost.dedup = sizes[kDedup] != 0;
   problem.cost.pulls = static_cast<Pulls>(sizes[kPulls]);
   problem.cap_rows = sizes[kCapRows];
   problem.block_rows = sizes[kBlockRows];
   problem.planner = static_cast<Planner>(sizes[kPlanner]);
   problem.objective = static_cast<Objective>(sizes[kObjective]);
-  problem.num_tokens = size(kTokens);
-  problem.top_k = size(kTopK);
-  problem.expert_idx = expert_idx.data();
   problem.effort = &effort;
   return problem;
 }

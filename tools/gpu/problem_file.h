@@ -22,7 +22,7 @@ struct StoredProblem {
   Problem View() const;
 
   std::vector<int64_t> sizes;  // in the order of problems.py
-  std::vector<int32_t> domain_of_rank, rank_speed, thrifty, eager, omega, expert_idx;
+  std::vector<int32_t> domain_of_rank, rank_speed, thrifty, eager, omega;
   std::vector<Candidate> candidates;
   Effort effort{};
   Answer right;

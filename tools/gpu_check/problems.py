@@ -11,7 +11,6 @@ import numpy as np
 from tests.cases import CASES, Case, named
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
-from topoep_jax.demand import count_demand
 from topoep_jax.plan import CostModel, Hardware, Plan, solve_plan
 from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
@@ -23,13 +22,12 @@ RANKS_OF_A_DOMAIN = 8
 
 @dataclasses.dataclass(frozen=True)
 class Question:
-    """A problem with its demand [R, E] and, where tokens are priced, the experts of every token [R, T, K]."""
+    """A problem with its demand [R, E]."""
 
     name: str
     problem: Problem
     planner: str
     omega: np.ndarray
-    expert_idx: np.ndarray | None = None
 
 
 def small_questions() -> Iterator[Question]:
@@ -57,24 +55,13 @@ def _priced(case: Case) -> Iterator[Question]:
     options: dict[str, dict[str, object]] = {pulls: {"pulls": pulls} for pulls in ("relayed", "striped", "best")}
     options["tiles"] = {"tile_rows": 16, "instance_ps": 500}
     options["speeds"] = {"rank_speed": tuple(700 + 100 * (i % 5) for i in range(ranks))}
-    options["dedup"] = {"dedup": True}
     for option, changes in options.items():
         for objective in ("bottleneck", "eq8"):
             problem = case.problem(effort="fast", objective=objective)
             problem = dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, **changes))
             name = f"{case.name} {option} {objective}"
-            if option != "dedup":
-                for kind in ("skewed", "own_skew"):
-                    yield Question(f"{name} {kind}", problem, "topoep", small_demand(case, kind))
-                continue
-            rng = np.random.default_rng(0)
-            scores = rng.gumbel(size=(ranks, case.tokens, case.num_experts)) + rng.normal(0, 2, case.num_experts)
-            tokens = np.argsort(-scores)[..., : case.top_k].astype(np.int32)
-            yield Question(name, problem, "topoep", _histogram(tokens, case.num_experts), tokens)
-
-
-def _histogram(tokens: np.ndarray, experts: int) -> np.ndarray:
-    return np.stack([np.asarray(count_demand(rows, experts)) for rows in tokens]).astype(np.int32)
+            for kind in ("skewed", "own_skew"):
+                yield Question(f"{name} {kind}", problem, "topoep", small_demand(case, kind))
 
 
 def large_questions() -> Iterator[Question]:
@@ -110,9 +97,9 @@ def timed_questions(most_ranks: int) -> Iterator[Question]:
 
 @functools.cache
 def solver(problem: Problem, planner: str, implementation: str):  # noqa: ANN201
-    """A compiled function of demand and tokens; compiled once for each problem."""
+    """A compiled function of demand; compiled once for each problem."""
 
-    def solve(omega: jax.Array, expert_idx: jax.Array | None) -> Plan:
+    def solve(omega: jax.Array) -> Plan:
         return solve_plan(
             omega,
             problem.topology,
@@ -124,7 +111,6 @@ def solver(problem: Problem, planner: str, implementation: str):  # noqa: ANN201
             effort=problem.effort,
             objective=problem.objective,
             implementation=implementation,
-            expert_idx=expert_idx,
         )
 
     return jax.jit(solve)
@@ -133,7 +119,7 @@ def solver(problem: Problem, planner: str, implementation: str):  # noqa: ANN201
 def right_answer(question: Question) -> Plan:
     """The plan of the C++ planner on the CPU."""
     with jax.default_device(jax.local_devices(backend="cpu")[0]):
-        return solver(question.problem, question.planner, "cpu")(question.omega, question.expert_idx)
+        return solver(question.problem, question.planner, "cpu")(question.omega)
 
 
 def write(questions: Sequence[Question], path: Path) -> None:
@@ -146,9 +132,9 @@ def write(questions: Sequence[Question], path: Path) -> None:
 
 
 def _arrays(question: Question) -> list[object]:
-    problem, cost, tokens = question.problem, question.problem.cost, question.expert_idx
+    problem, cost = question.problem, question.problem.cost
     topology = problem.topology
-    search = _native._search(question.planner, problem.effort, topology.domain_of_rank, problem.num_slots)
+    search = _native._search(question.planner, problem)
     sizes = [
         topology.num_ranks,
         problem.num_experts,
@@ -165,11 +151,8 @@ def _arrays(question: Question) -> list[object]:
         cost.intra_fs_per_byte,
         cost.instance_ps,
         cost.tile_rows,
-        cost.dedup,
         _native.PULL_IDS[cost.pulls],
-        *((0, 0) if tokens is None else tokens.shape[1:]),
         *(search[name] for name in ("fill_moves", "paper", "refine_changes", "refine_starts", "refine_waves")),
     ]
     searched = [search[name] for name in ("candidates", "thrifty", "eager")]
-    demand = [question.omega, () if tokens is None else tokens]
-    return [sizes, topology.domain_of_rank, cost.rank_speed or (), *searched, *demand, *right_answer(question)]
+    return [sizes, topology.domain_of_rank, cost.rank_speed or (), *searched, question.omega, *right_answer(question)]

@@ -14,7 +14,6 @@ from topoep_jax import _compat
 from topoep_jax.plan import reference
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import MAX_INSTANCES, MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
-from topoep_jax.plan.dedup import matches_demand
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.plan.types import Plan
@@ -36,7 +35,6 @@ def solve_plan(
     effort: str = "default",
     objective: str = "bottleneck",
     implementation: str | None = None,
-    expert_idx: jax.Array | np.ndarray | None = None,
 ) -> Plan:
     """Chooses which experts to replicate, where, and how many assignments each instance executes for each source.
 
@@ -45,7 +43,7 @@ def solve_plan(
 
     Args:
       omega: int32 [R, E], assignments from each source rank to each expert; the sum must stay below 2^31.
-      topology: the domain of each of the R ranks. Static, as is everything below but `expert_idx`.
+      topology: the domain of each of the R ranks. Static, as is everything below.
       cost: sizes of the model and rates of the hardware.
       num_slots: N, replica slots per rank, 0..E - E/R.
       cap_rows: bound on the aligned rows of a rank (every active instance rounded up to `block_rows`). "topoep" aims at
@@ -61,12 +59,10 @@ def solve_plan(
         for a minute, and needs no GPU) or "reference" (NumPy in a host callback). None takes what the default backend
         runs without leaving the program; for a baseline it takes its NumPy, and says so once. "cpu" and "cuda" give one
         program text, which runs on either platform whose handler is registered.
-      expert_idx: int32 [R, T, K], the experts of every token of every rank, -1 for padding; `omega` is its histogram.
-        Given exactly where `cost.dedup`.
 
     Returns:
-      A `Plan` of int32 arrays. Demand that is only seen when the program runs and then is negative, too large or not
-      that of the tokens gives a plan with status BAD_INPUT | EMPTY and no quota.
+      A `Plan` of int32 arrays. Demand that is only seen when the program runs and then is negative or too large gives a
+      plan with status BAD_INPUT | EMPTY and no quota.
 
     Raises:
       ValueError: a shape, an option or (outside of a trace) the demand is wrong; the message names the value.
@@ -94,7 +90,6 @@ def solve_plan(
             " ranks_per_domain) and CostModel.from_model(hidden, ffn, hardware) make them"
         )
     omega = _checked_omega(omega, topology)
-    expert_idx = _checked_tokens(expert_idx, omega, cost)
     cost.check_ranks(topology.num_ranks)
     problem = Problem(
         topology=topology,
@@ -119,16 +114,15 @@ def solve_plan(
     if implementation is None:
         implementation = _default_implementation(planner)
     solve = IMPLEMENTATIONS[_checked_key("implementation", implementation, IMPLEMENTATIONS)]
-    plan = _compat.vary_like(solve(omega, expert_idx, problem, planner), omega)
-    return plan if expert_idx is None else _compat.vary_like(plan, expert_idx)
+    return _compat.vary_like(solve(omega, problem, planner), omega)
 
 
-def _solve_reference(omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str) -> Plan:
-    def solve(demand: Any, tokens: Any) -> Plan:
-        return reference.solve(np.asarray(demand), problem, planner, None if tokens is None else np.asarray(tokens))
+def _solve_reference(omega: jax.Array, problem: Problem, planner: str) -> Plan:
+    def solve(demand: Any) -> Plan:
+        return reference.solve(np.asarray(demand), problem, planner)
 
     shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), reference.refuse(problem))
-    return jax.pure_callback(solve, shapes, omega, expert_idx, vmap_method="sequential")
+    return jax.pure_callback(solve, shapes, omega, vmap_method="sequential")
 
 
 def _load(implementation: str) -> ModuleType:
@@ -143,30 +137,17 @@ def _load(implementation: str) -> ModuleType:
     return _native
 
 
-def _solve_native(
-    implementation: str, omega: jax.Array, expert_idx: jax.Array | None, problem: Problem, planner: str
-) -> Plan:
+def _solve_native(implementation: str, omega: jax.Array, problem: Problem, planner: str) -> Plan:
     if planner in BASELINES:
         raise ValueError(
             f"implementation={implementation!r}, but planner={planner!r} is a baseline in NumPy alone: leave"
             " implementation out, or pass 'reference', to run it in a host callback"
         )
-    plan: Plan = _load(implementation).plan(
-        omega,
-        domain_of_rank=problem.topology.domain_of_rank,
-        cost=problem.cost,
-        num_slots=problem.num_slots,
-        cap_rows=problem.cap_rows,
-        block_rows=problem.block_rows,
-        planner=planner,
-        objective=problem.objective,
-        effort=problem.effort,
-        expert_idx=expert_idx,
-    )
+    plan: Plan = _load(implementation).plan(omega, problem, planner)
     return plan
 
 
-IMPLEMENTATIONS: dict[str, Callable[[jax.Array, jax.Array | None, Problem, str], Plan]] = {
+IMPLEMENTATIONS: dict[str, Callable[[jax.Array, Problem, str], Plan]] = {
     "cpu": functools.partial(_solve_native, "cpu"),
     "cuda": functools.partial(_solve_native, "cuda"),
     "reference": _solve_reference,
@@ -235,33 +216,6 @@ def _checked_omega(omega: Any, topology: Topology) -> jax.Array:
     elif not np.can_cast(dtype, np.int32):
         raise ValueError(f"omega has dtype {dtype}, which may not fit int32: count demand in int32")
     return jnp.asarray(omega, jnp.int32)
-
-
-def _checked_tokens(expert_idx: Any, omega: jax.Array, cost: CostModel) -> jax.Array | None:
-    """`expert_idx` as int32 after every check that can be made now; None where no token is priced."""
-    if not cost.dedup:
-        if expert_idx is not None:
-            raise ValueError(
-                "expert_idx is given, but cost.dedup is False, so nothing reads it: leave it out, or set cost.dedup"
-            )
-        return None
-    if not isinstance(expert_idx, jax.Array | np.ndarray):
-        raise ValueError(
-            "cost.dedup prices a token once per domain, which its experts decide: pass expert_idx, an int32 array"
-            f" [ranks, tokens, k] of all ranks, not {type(expert_idx).__name__}"
-        )
-    dtype, shape = expert_idx.dtype, expert_idx.shape
-    if len(shape) != 3 or shape[0] != omega.shape[0] or not jnp.issubdtype(dtype, jnp.integer):
-        raise ValueError(f"expert_idx is {dtype}{list(shape)}: expected int32 [{omega.shape[0]}, tokens, k]")
-    if _is_readable(expert_idx):
-        if _is_readable(omega) and not matches_demand(np.asarray(expert_idx), np.asarray(omega)):
-            raise ValueError(
-                "omega is not the histogram of expert_idx: count each rank's experts (0..E-1; -1 is padding, and not"
-                " counted), for instance with topoep_jax.demand.count_demand"
-            )
-    elif not np.can_cast(dtype, np.int32):
-        raise ValueError(f"expert_idx has dtype {dtype}, which may not fit int32: number experts in int32")
-    return jnp.asarray(expert_idx, jnp.int32)
 
 
 def _is_readable(values: Any) -> bool:

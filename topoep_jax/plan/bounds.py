@@ -303,7 +303,7 @@ class _Program:
 
 
 def _check_is_linear(cost: CostModel) -> None:
-    plain = {"instance_ps": 0, "tile_rows": 0, "dedup": False, "pulls": "direct"}
+    plain = {"instance_ps": 0, "tile_rows": 0, "pulls": "direct"}
     for name, value in plain.items():
         if getattr(cost, name) != value:
             raise ValueError(

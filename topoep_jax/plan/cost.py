@@ -11,7 +11,6 @@ from typing import Any, Protocol
 import numpy as np
 
 from topoep_jax.plan import pulls
-from topoep_jax.plan.dedup import deduplicated_rows
 from topoep_jax.plan.hardware import NOMINAL_SPEED, checked_speeds, is_integer, set_integers
 from topoep_jax.plan.hardware import Hardware as Hardware
 from topoep_jax.plan.links import Reduce, busiest_direction, everything, moved_ps
@@ -43,8 +42,6 @@ class CostModel:
       instance_ps: picoseconds that an active instance (one with rows) takes at least.
       tile_rows: the rows of an instance are padded to a multiple of this; 0 for none.
       rank_speed: speed of each rank in permille of nominal, or None: all are nominal.
-      dedup: a token crosses to a domain once, however many of its experts run there; planning then needs every token's
-        experts.
       pulls: how a replica's parameters travel: "direct" (from the main's rank), "relayed" (once across per domain),
         "striped" (slices through every NIC of the main's domain), or "best" (the quickest of these); see `plan.pulls`.
 
@@ -61,7 +58,6 @@ class CostModel:
     instance_ps: int = 0
     tile_rows: int = 0
     rank_speed: tuple[int, ...] | None = None
-    dedup: bool = False
     pulls: str = "direct"
 
     def __post_init__(self) -> None:
@@ -72,9 +68,6 @@ class CostModel:
         )
         set_integers(self, ("expert_bytes", "token_bytes"), minimum=1)
         object.__setattr__(self, "rank_speed", checked_speeds(self.rank_speed))
-        if not isinstance(self.dedup, bool | np.bool_):
-            raise ValueError(f"dedup={self.dedup!r} must be True or False")
-        object.__setattr__(self, "dedup", bool(self.dedup))
         if self.pulls not in pulls.MODES:
             raise ValueError(f"pulls={self.pulls!r} is unknown: choose one of {list(pulls.MODES)}")
         self._check_overflow()
@@ -116,7 +109,6 @@ class CostModel:
         dtype_bytes: int = 2,
         instance_ps: int = 0,
         tile_rows: int = 0,
-        dedup: bool = False,
         pulls: str = "direct",
     ) -> "CostModel":
         """Sizes of a gated expert: three [hidden, ffn] matrices; 18 x hidden x ffn flop per row, forward and backward.
@@ -137,48 +129,28 @@ class CostModel:
             instance_ps=instance_ps,
             tile_rows=tile_rows,
             rank_speed=hardware.rank_speed,
-            dedup=dedup,
             pulls=pulls,
         )
 
 
 class Objective(Protocol):
-    """Picoseconds of a plan. `expert_idx` [R, T, K] is read exactly when `cost.dedup`."""
+    """Picoseconds of a plan."""
 
-    def __call__(
-        self,
-        slot_expert: np.ndarray,
-        quota: np.ndarray,
-        topology: Topology,
-        cost: CostModel,
-        expert_idx: np.ndarray | None = None,
-    ) -> int:
+    def __call__(self, slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel) -> int:
         """`slot_expert` is [R, N], `quota` [R, R, J]."""
 
 
-def bottleneck_ps(
-    slot_expert: np.ndarray,
-    quota: np.ndarray,
-    topology: Topology,
-    cost: CostModel,
-    expert_idx: np.ndarray | None = None,
-) -> int:
+def bottleneck_ps(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel) -> int:
     """Objective (b): slowest rank's compute + the busiest rank's traffic of each link class, in or out, rows and pulls.
 
     Pulls repeated in the backward pass and gradient pushes count as hidden.
     """
-    return _predict_ps(slot_expert, quota, topology, cost, expert_idx, busiest_direction)
+    return _predict_ps(slot_expert, quota, topology, cost, busiest_direction)
 
 
-def eq8_ps(
-    slot_expert: np.ndarray,
-    quota: np.ndarray,
-    topology: Topology,
-    cost: CostModel,
-    expert_idx: np.ndarray | None = None,
-) -> int:
+def eq8_ps(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology, cost: CostModel) -> int:
     """Objective (a), Eq. 8 of the paper: slowest rank's compute + the traffic of all ranks together."""
-    return _predict_ps(slot_expert, quota, topology, cost, expert_idx, everything)
+    return _predict_ps(slot_expert, quota, topology, cost, everything)
 
 
 OBJECTIVES: dict[str, Objective] = {"bottleneck": bottleneck_ps, "eq8": eq8_ps}
@@ -196,23 +168,9 @@ def rank_compute_ps(rows: np.ndarray, cost: CostModel) -> np.ndarray:
     return ps // speed * NOMINAL_SPEED + ps % speed * NOMINAL_SPEED // speed
 
 
-def row_traffic(
-    slot_expert: np.ndarray,
-    quota: np.ndarray,
-    topology: Topology,
-    cost: CostModel,
-    expert_idx: np.ndarray | None = None,
-) -> np.ndarray:
-    """Rows that each rank sends to each other at dispatch, int64 [R, R]; what stays on a rank is on the diagonal.
-
-    Raises:
-      ValueError: tokens cross once (`cost.dedup`), but `expert_idx` is missing or has other demand than `quota`.
-    """
-    if not cost.dedup:
-        return quota.sum(axis=2, dtype=np.int64)
-    if expert_idx is None:
-        raise ValueError("cost.dedup needs expert_idx [R, T, K], the experts of every token: pass it, or dedup=False")
-    return deduplicated_rows(expert_idx, slot_expert, quota, topology)
+def row_traffic(quota: np.ndarray) -> np.ndarray:
+    """Rows that each rank sends to each other at dispatch, int64 [R, R]; what stays on a rank is on the diagonal."""
+    return quota.sum(axis=2, dtype=np.int64)
 
 
 def picoseconds(predicted_ps: Any) -> np.ndarray:
@@ -231,11 +189,10 @@ def _predict_ps(
     quota: np.ndarray,
     topology: Topology,
     cost: CostModel,
-    expert_idx: np.ndarray | None,
     reduce: Reduce,
 ) -> int:
     cost.check_ranks(topology.num_ranks)
-    rows = row_traffic(slot_expert, quota, topology, cost, expert_idx)
+    rows = row_traffic(quota)
     copies = pulls.schedule(slot_expert, quota.shape[2] - slot_expert.shape[1], topology, cost)
     rates = (cost.inter_fs_per_byte, cost.intra_fs_per_byte)
     return (

@@ -49,22 +49,20 @@ class Evaluation:
         return self.quota.sum(axis=(0, 2), dtype=np.int64)
 
 
-def evaluate(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> Evaluation:
-    """Scores a draft for demand omega (int [R, E]); `expert_idx` (int [R, T, K]) is needed where `cost.dedup`.
+def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
+    """Scores a draft for demand omega (int [R, E]).
 
     A main that is held elsewhere counts as a replica there, pulled from the main rank: the price of moving it.
     """
     away = draft.quota.sum(axis=2).T > 0  # [R, E]
     away[problem.main_rank(), np.arange(problem.num_experts)] = False
     num_slots = max(problem.num_slots, int(away.sum(axis=1).max()))
-    plan = finish(draft, omega, dataclasses.replace(problem, num_slots=num_slots), expert_idx)
+    plan = finish(draft, omega, dataclasses.replace(problem, num_slots=num_slots))
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
     load = quota.sum(axis=(0, 2), dtype=np.int64)
     total = int(load.sum())
     rows = quota.sum(axis=2, dtype=np.int64)
-    priced = {
-        name: cost(slot_expert, quota, problem.topology, problem.cost, expert_idx) for name, cost in OBJECTIVES.items()
-    }
+    priced = {name: cost(slot_expert, quota, problem.topology, problem.cost) for name, cost in OBJECTIVES.items()}
     return Evaluation(
         imbalance=int(load.max()) * load.size / total if total else 1.0,
         inter_domain=int((rows * problem.topology.crosses_domains()).sum()) / max(total, 1),
@@ -72,7 +70,7 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.n
         num_replicas=int((slot_expert >= 0).sum()),
         objective_ps=priced["bottleneck"],
         eq8_ps=priced["eq8"],
-        worst_nic_bytes=int(nic_bytes(slot_expert, quota, problem, expert_idx).max()),
+        worst_nic_bytes=int(nic_bytes(slot_expert, quota, problem).max()),
         max_aligned_rows=int(aligned_rows(quota, problem.block_rows).max()),
         status=Status(int(plan.status)),
         slot_expert=slot_expert,
@@ -80,23 +78,19 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.n
     )
 
 
-def nic_bytes(
-    slot_expert: np.ndarray, quota: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None
-) -> np.ndarray:
+def nic_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> np.ndarray:
     """int64 [2, R]: bytes between domains that each rank sends and receives in a forward pass."""
     crosses = problem.topology.crosses_domains()
-    rows, copies = (moved * crosses for moved in _moved_bytes(slot_expert, quota, problem, expert_idx))
+    rows, copies = (moved * crosses for moved in _moved_bytes(slot_expert, quota, problem))
     dispatch_and_combine = rows + rows.T
     return np.stack([(dispatch_and_combine + copies).sum(axis=axis) for axis in (1, 0)])
 
 
-def terms_ps(
-    slot_expert: np.ndarray, quota: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None
-) -> dict[str, int]:
+def terms_ps(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> dict[str, int]:
     """The predicted picoseconds of `problem.objective` by cause; they sum to it."""
     cost, crosses = problem.cost, problem.topology.crosses_domains()
     reduce = {"bottleneck": busiest_direction, "eq8": everything}[problem.objective]
-    rows, copies = _moved_bytes(slot_expert, quota, problem, expert_idx)
+    rows, copies = _moved_bytes(slot_expert, quota, problem)
     away = ~np.eye(problem.topology.num_ranks, dtype=bool)
     terms = {"expert compute": int(rank_compute_ps(quota.sum(axis=0, dtype=np.int64), cost).max())}
     for what, moved in (("rows", 2 * rows), ("pulls", copies)):
@@ -105,13 +99,11 @@ def terms_ps(
     return terms
 
 
-def _moved_bytes(
-    slot_expert: np.ndarray, quota: np.ndarray, problem: Problem, expert_idx: np.ndarray | None
-) -> tuple[np.ndarray, np.ndarray]:
+def _moved_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
     """int64 [R, R] twice: bytes of rows from source to executing rank at dispatch, and of pulled parameters."""
     topology, cost = problem.topology, problem.cost
     copies = pulls.schedule(slot_expert, problem.mains_per_rank, topology, cost)
-    rows = cost.token_bytes * row_traffic(slot_expert, quota, topology, cost, expert_idx)
+    rows = cost.token_bytes * row_traffic(quota)
     return rows, pulls.moved_bytes(copies, topology, cost)
 
 

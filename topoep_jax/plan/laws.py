@@ -5,7 +5,6 @@ alike. `EXEMPT` is the one table of planners that are allowed to break a law, wi
 """
 
 from collections.abc import Callable
-from functools import partial
 
 import numpy as np
 
@@ -69,11 +68,8 @@ def check_plan(
     planner: str,
     *,
     again: Plan | None = None,
-    expert_idx: np.ndarray | None = None,
 ) -> None:
     """Checks every law that binds `planner`; determinism too if `again` is another answer to the same question.
-
-    `expert_idx` (int [R, T, K]) is needed where `problem.cost.dedup`.
 
     Raises:
       LawError: the first law that is broken.
@@ -82,7 +78,7 @@ def check_plan(
     well_formed(plan, omega, problem)
     if again is not None:
         determinism(plan, again)
-    if bad_input(plan, omega, problem, expert_idx):
+    if bad_input(plan, omega, problem):
         return
     checks: dict[str, Callable[[Plan, np.ndarray, Problem], None]] = {
         "slots": slots,
@@ -90,9 +86,9 @@ def check_plan(
         "conservation": conservation,
         "benefit": benefit,
         "no_idle_replica": no_idle_replica,
-        "never_worse": partial(never_worse, expert_idx=expert_idx),
+        "never_worse": never_worse,
         "capacity": capacity,
-        "bookkeeping": partial(bookkeeping, expert_idx=expert_idx),
+        "bookkeeping": bookkeeping,
     }
     for name, check in checks.items():
         if name not in EXEMPT[planner]:
@@ -185,9 +181,9 @@ def determinism(plan: Plan, again: Plan) -> None:
             )
 
 
-def never_worse(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> None:
+def never_worse(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Law 7: the plan is predicted to take no longer than the empty plan, unless only the plan can meet the cap."""
-    empty = _empty_plan(omega, problem, expert_idx)
+    empty = _empty_plan(omega, problem)
     ours, theirs = picoseconds(plan.predicted_ps), picoseconds(empty.predicted_ps)
     if ours > theirs and problems.meets_cap(np.asarray(empty.quota), problem):
         raise LawError(
@@ -208,7 +204,7 @@ def capacity(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
         )
 
 
-def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> None:
+def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """What the plan says of itself is true: rank_load, predicted_ps, EMPTY and OVER_EMPTY_COST."""
     load = plan.quota.sum(axis=(0, 2), dtype=np.int64)
     wrong = np.flatnonzero(plan.rank_load != load)
@@ -216,10 +212,10 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.
         rank = wrong[0]
         raise LawError(f"bookkeeping: rank_load[{rank}]={plan.rank_load[rank]}, but its quotas sum to {load[rank]}")
     slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
-    counted = OBJECTIVES[problem.objective](slot_expert, quota, problem.topology, problem.cost, expert_idx)
+    counted = OBJECTIVES[problem.objective](slot_expert, quota, problem.topology, problem.cost)
     if picoseconds(plan.predicted_ps) != counted:
         raise LawError(f"bookkeeping: predicted_ps={picoseconds(plan.predicted_ps)}, but a recount gives {counted}")
-    empty = _empty_plan(omega, problem, expert_idx)
+    empty = _empty_plan(omega, problem)
     status = Status(int(plan.status)) & ~Status.CAP_MET
     expected = Status(0)
     if (plan.slot_expert < 0).all():
@@ -230,13 +226,13 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.
         raise LawError(f"bookkeeping: status is {status!r} besides CAP_MET, expected {expected!r}")
 
 
-def bad_input(plan: Plan, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> bool:
+def bad_input(plan: Plan, omega: np.ndarray, problem: Problem) -> bool:
     """Whether the demand is bad; then the plan must refuse it, and no other law applies.
 
     Raises:
       LawError: good demand was refused, or bad demand was not.
     """
-    bad = reference.is_bad(omega, problem, expert_idx)
+    bad = reference.is_bad(omega)
     if bool(int(plan.status) & Status.BAD_INPUT) != bad:
         raise LawError(
             f"bad input: status is {Status(int(plan.status))!r}, but the demand has minimum {omega.min()} and total"
@@ -262,5 +258,5 @@ def instance_experts(plan: Plan, problem: Problem) -> np.ndarray:
     return np.concatenate([mains, plan.slot_expert], axis=1)
 
 
-def _empty_plan(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None) -> Plan:
-    return reference.solve(omega, problem, "none", expert_idx)
+def _empty_plan(omega: np.ndarray, problem: Problem) -> Plan:
+    return reference.solve(omega, problem, "none")

@@ -46,7 +46,7 @@ def moved_ps(
 class Traffic(NamedTuple):
     """What a plan moves, as int64 [R, R] counts from one rank to another; nothing on the diagonal, it costs nothing.
 
-    Every assignment is a row and every replica a pull from its main, whatever the cost model de-duplicates or relays.
+    Every assignment is a row and every replica a pull from its main, whatever the cost model relays.
     """
 
     inter_rows: np.ndarray

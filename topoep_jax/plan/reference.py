@@ -2,15 +2,12 @@
 
 Ties always go to the smaller index. While it plans, a planner works on a dense `Draft`; `finish` turns any draft into a
 `Plan`, so slots, loads, predicted time and status have one definition.
-
-Tokens (`expert_idx`, int32 [R, T, K], -1 for padding) are given exactly where `cost.dedup` prices them.
 """
 
 import numpy as np
 
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, split_picoseconds
-from topoep_jax.plan.dedup import matches_demand
 from topoep_jax.plan.paper import topoep_paper
 from topoep_jax.plan.problem import Draft, Planner, Problem, fill_slots, meets_cap, none
 from topoep_jax.plan.topoep import topoep
@@ -39,21 +36,15 @@ def check_planner(planner: str) -> None:
         )
 
 
-def solve(omega: np.ndarray, problem: Problem, planner: str, expert_idx: np.ndarray | None = None) -> Plan:
+def solve(omega: np.ndarray, problem: Problem, planner: str) -> Plan:
     """Plans `omega` (int32 [R, E]); bad demand gives `BAD_INPUT`, since a compiled program cannot raise."""
     omega = np.asarray(omega).astype(np.int64)
-    if is_bad(omega, problem, expert_idx):
-        return refuse(problem)
-    # The others do not look at tokens.
-    draft = topoep(omega, problem, expert_idx) if planner == "topoep" else PLANNERS[planner](omega, problem)
-    return finish(draft, omega, problem, expert_idx)
+    return refuse(problem) if is_bad(omega) else finish(PLANNERS[planner](omega, problem), omega, problem)
 
 
-def is_bad(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None) -> bool:
-    """Whether demand is negative or 2^31 or more in all, or is not that of the tokens where these are priced."""
-    if (omega < 0).any() or omega.sum(dtype=np.int64) > MAX_ROWS:
-        return True
-    return problem.cost.dedup and expert_idx is not None and not matches_demand(expert_idx, omega)
+def is_bad(omega: np.ndarray) -> bool:
+    """Whether demand is negative, or 2^31 or more in all."""
+    return bool((omega < 0).any()) or int(omega.sum(dtype=np.int64)) > MAX_ROWS
 
 
 def refuse(problem: Problem) -> Plan:
@@ -68,18 +59,18 @@ def refuse(problem: Problem) -> Plan:
     )
 
 
-def finish(draft: Draft, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> Plan:
+def finish(draft: Draft, omega: np.ndarray, problem: Problem) -> Plan:
     """Drops replicas without rows, fills slots in ascending expert id, and states load, predicted time and status."""
     slot_expert, quota = fill_slots(draft, problem)
     empty_slots, empty_quota = fill_slots(none(omega, problem), problem)
     objective = OBJECTIVES[problem.objective]
-    predicted = objective(slot_expert, quota, problem.topology, problem.cost, expert_idx)
+    predicted = objective(slot_expert, quota, problem.topology, problem.cost)
     status = Status(0)
     if meets_cap(quota, problem):
         status |= Status.CAP_MET
     if (slot_expert < 0).all():
         status |= Status.EMPTY
-    empty_predicted = objective(empty_slots, empty_quota, problem.topology, problem.cost, expert_idx)
+    empty_predicted = objective(empty_slots, empty_quota, problem.topology, problem.cost)
     if meets_cap(empty_quota, problem) and predicted > empty_predicted:
         status |= Status.OVER_EMPTY_COST
     return Plan(

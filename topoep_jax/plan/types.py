@@ -15,8 +15,8 @@ class Status(enum.IntFlag):
       EMPTY: No slot is filled: no parameter and no gradient moves.
       OVER_EMPTY_COST: The predicted time is above that of the empty plan. Only the paper's planner and the
         baselines may do so.
-      BAD_INPUT: Demand was negative (a NaN among a rank's logits makes it so), summed to 2^31 or more, or was not that
-        of the tokens where these are priced: nothing is planned, no slot and no quota. Look at the router.
+      BAD_INPUT: Demand was negative (a NaN among a rank's logits makes it so), or summed to 2^31 or more: nothing is
+        planned, no slot and no quota. Look at the router.
     """
 
     CAP_MET = 1

@@ -7,7 +7,6 @@ holds plain lists only: no load(), no functions.
 PLAN_HDRS = [
     "xla_ffi/plan/arena.h",
     "xla_ffi/plan/cost.h",
-    "xla_ffi/plan/dedup.h",
     "xla_ffi/plan/domains.h",
     "xla_ffi/plan/finish.h",
     "xla_ffi/plan/host_workspace.h",

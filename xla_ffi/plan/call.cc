@@ -111,8 +111,7 @@ ffi::Error CheckEffort(Planner planner, Int64Attribute candidates, Int32Attribut
   }
   for (const auto& kinds : {thrifty, eager}) {
     for (const int32_t kind : kinds) {
-      if (ffi::Error error = CheckRange("kind of a round", kind, 0, static_cast<int64_t>(Kind::kNearby));
-          error.failure())
+      if (ffi::Error error = CheckRange("kind of a round", kind, 0, static_cast<int64_t>(Kind::kHome)); error.failure())
         return error;
     }
   }
@@ -121,16 +120,15 @@ ffi::Error CheckEffort(Planner planner, Int64Attribute candidates, Int32Attribut
 
 }  // namespace
 
-xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slot_expert, Int32sResult quota,
-                               Int32sResult rank_load, Int32sResult predicted_ps, Int32sResult status,
-                               BytesResult workspace, Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner,
-                               int64_t objective, int64_t cap_rows, int64_t block_rows, int64_t expert_bytes,
-                               int64_t token_bytes, int64_t row_ps, int64_t inter_fs_per_byte,
-                               int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
-                               Int32Attribute rank_speed, bool dedup, int64_t pulls, Int64Attribute candidates,
-                               Int32Attribute thrifty, Int32Attribute eager, int64_t fill_moves, bool paper,
-                               int64_t refine_changes, int64_t refine_starts, int64_t refine_waves,
-                               int64_t num_threads) {
+xla::ffi::Error PlanCall::Read(Int32s omega, Int32sResult slot_expert, Int32sResult quota, Int32sResult rank_load,
+                               Int32sResult predicted_ps, Int32sResult status, BytesResult workspace,
+                               Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
+                               int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes,
+                               int64_t row_ps, int64_t inter_fs_per_byte, int64_t intra_fs_per_byte,
+                               int64_t instance_ps, int64_t tile_rows, Int32Attribute rank_speed, int64_t pulls,
+                               Int64Attribute candidates, Int32Attribute thrifty, Int32Attribute eager,
+                               int64_t fill_moves, bool paper, int64_t refine_changes, int64_t refine_starts,
+                               int64_t refine_waves, int64_t num_threads) {
   const Cost cost{expert_bytes,
                   token_bytes,
                   row_ps,
@@ -139,7 +137,6 @@ xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slo
                   instance_ps,
                   tile_rows,
                   rank_speed.size() == 0 ? nullptr : rank_speed.begin(),
-                  dedup,
                   static_cast<Pulls>(pulls)};
   if (ffi::Error error = CheckTopology(omega.dimensions(), domain_of_rank); error.failure()) return error;
   const int64_t num_ranks = omega.dimensions()[0];
@@ -169,17 +166,6 @@ xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slo
       error.failure()) {
     return error;
   }
-  // Without de-duplication there are no tokens to follow: any three dimensions do.
-  const Dimensions tokens = expert_idx.dimensions();
-  if (tokens.size() != 3) return ffi::Error::InvalidArgument("topoep_plan: expert_idx has shape " + Text(tokens));
-  if (dedup) {
-    if (ffi::Error error =
-            FirstOf({CheckShape("expert_idx", tokens, {num_ranks, tokens[1], tokens[2]}),
-                     CheckRange("num_tokens", tokens[1], 0, kInt32Max), CheckRange("top_k", tokens[2], 0, kInt32Max)});
-        error.failure()) {
-      return error;
-    }
-  }
   for (size_t i = 0; i + kCandidateFields <= candidates.size(); i += kCandidateFields) {
     const int64_t* fields = candidates.begin() + i;
     candidates_.push_back({fields[0], fields[1], fields[2], fields[3], fields[4]});
@@ -206,9 +192,6 @@ xla::ffi::Error PlanCall::Read(Int32s omega, Int32s expert_idx, Int32sResult slo
               block_rows,
               static_cast<Planner>(planner),
               static_cast<Objective>(objective),
-              dedup ? static_cast<int32_t>(tokens[1]) : 0,
-              dedup ? static_cast<int32_t>(tokens[2]) : 0,
-              dedup ? expert_idx.typed_data() : nullptr,
               &effort_,
               static_cast<int32_t>(num_threads)};
   plan_ = {slot_expert->typed_data(), quota->typed_data(), rank_load->typed_data(), predicted_ps->typed_data(),

@@ -29,14 +29,14 @@ class PlanCall {
 
   // Checks shapes and attributes and translates them. Values of demand are not read: bad demand is an answer
   // (kBadInput), a malformed call is an error. The parameters are those of BindPlanCall(), in its order.
-  xla::ffi::Error Read(Int32s omega, Int32s expert_idx, Int32sResult slot_expert, Int32sResult quota,
-                       Int32sResult rank_load, Int32sResult predicted_ps, Int32sResult status, BytesResult workspace,
+  xla::ffi::Error Read(Int32s omega, Int32sResult slot_expert, Int32sResult quota, Int32sResult rank_load,
+                       Int32sResult predicted_ps, Int32sResult status, BytesResult workspace,
                        Int32Attribute domain_of_rank, int64_t num_slots, int64_t planner, int64_t objective,
                        int64_t cap_rows, int64_t block_rows, int64_t expert_bytes, int64_t token_bytes, int64_t row_ps,
                        int64_t inter_fs_per_byte, int64_t intra_fs_per_byte, int64_t instance_ps, int64_t tile_rows,
-                       Int32Attribute rank_speed, bool dedup, int64_t pulls, Int64Attribute candidates,
-                       Int32Attribute thrifty, Int32Attribute eager, int64_t fill_moves, bool paper,
-                       int64_t refine_changes, int64_t refine_starts, int64_t refine_waves, int64_t num_threads);
+                       Int32Attribute rank_speed, int64_t pulls, Int64Attribute candidates, Int32Attribute thrifty,
+                       Int32Attribute eager, int64_t fill_moves, bool paper, int64_t refine_changes,
+                       int64_t refine_starts, int64_t refine_waves, int64_t num_threads);
 
   const Problem& problem() const { return problem_; }
   const Plan& plan() const { return plan_; }
@@ -57,7 +57,6 @@ template <class Binding>
 auto BindPlanCall(Binding binding) {
   return std::move(binding)
       .template Arg<Int32s>()  // omega
-      .template Arg<Int32s>()  // expert_idx
       .template Ret<Int32s>()  // slot_expert
       .template Ret<Int32s>()  // quota
       .template Ret<Int32s>()  // rank_load
@@ -80,7 +79,6 @@ auto BindPlanCall(Binding binding) {
       .template Attr<int64_t>("instance_ps")
       .template Attr<int64_t>("tile_rows")
       .template Attr<Int32Attribute>("rank_speed")
-      .template Attr<bool>("dedup")
       .template Attr<int64_t>("pulls")
       .template Attr<Int64Attribute>("candidates")
       .template Attr<Int32Attribute>("thrifty")

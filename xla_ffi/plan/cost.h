@@ -6,7 +6,6 @@
 #include <cstdint>
 #include <limits>
 
-#include "xla_ffi/plan/dedup.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/links.h"
 #include "xla_ffi/plan/plan.h"
@@ -53,9 +52,11 @@ struct CostMemory {
   int64_t* words;
   Best* bests;
 
+  TOPOEP_BODY static int64_t NumInstances(const Problem& problem) {
+    return int64_t{problem.num_ranks} * problem.InstancesPerRank();
+  }
   TOPOEP_BODY static int64_t NumWords(const Problem& problem) {
-    return Links::NumWords(problem.num_ranks) + ReplayState::NumInstances(problem) + PullCounts::NumWords(problem) +
-           ReplayState::NumWords(problem);
+    return Links::NumWords(problem.num_ranks) + NumInstances(problem) + PullCounts::NumWords(problem);
   }
 };
 
@@ -64,7 +65,7 @@ TOPOEP_BODY inline int32_t RowColumns(const Problem& problem) {
   return problem.cost.instance_ps > 0 || problem.cost.tile_rows > 0 ? problem.InstancesPerRank() : 1;
 }
 
-// Adds the rows of the plan to `links` (unless de-duplicated) and to rank_rows [R, RowColumns()], reading quota once.
+// Adds the rows of the plan to `links` and to rank_rows [R, RowColumns()], reading quota once.
 template <class Team>
 TOPOEP_BODY void AddRows(Team& team, const Problem& problem, const int32_t* quota, int64_t row_bytes,
                          int64_t* rank_rows, const Links& links) {
@@ -81,7 +82,7 @@ TOPOEP_BODY void AddRows(Team& team, const Problem& problem, const int32_t* quot
     } else {
       for (int32_t j = 0; j < instances; ++j) team.Add(&rank_rows[int64_t{rank} * columns + j], int64_t{rows[j]});
     }
-    if (!problem.cost.dedup) links.Add(team, source, rank, row_bytes * count);
+    links.Add(team, source, rank, row_bytes * count);
   });
 }
 
@@ -111,16 +112,12 @@ TOPOEP_STAGE int64_t PredictPs(Team& team, const Problem& problem, const Domains
   const int64_t row_bytes = 2 * problem.cost.token_bytes;
   const Links links(problem, memory.words, memory.bests);
   int64_t* const rank_rows = memory.words + Links::NumWords(problem.num_ranks);
-  const int64_t num_instances = ReplayState::NumInstances(problem);
+  const int64_t num_instances = CostMemory::NumInstances(problem);
   int64_t* const pull_words = rank_rows + num_instances;
   links.Clear(team);
   team.ForEach(static_cast<int32_t>(num_instances), [&](int32_t i) { rank_rows[i] = 0; });
   team.Sync();
   AddRows(team, problem, quota, row_bytes, rank_rows, links);
-  if (problem.cost.dedup) {
-    const ReplayState state(problem, pull_words + PullCounts::NumWords(problem));
-    AddTokens(team, problem, slot_expert, quota, row_bytes, state, links);
-  }
   team.Sync();
   const int64_t compute_ps = ComputePs(team, problem, rank_rows);
   const int64_t rows_ps = links.Ps(team, problem.objective);

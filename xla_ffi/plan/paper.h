@@ -63,14 +63,7 @@ TOPOEP_STAGE void PlaceRemoteExperts(Team& team, const Context& context, const P
       memory.holder[i] = expert / context.mains * context.instances + expert % context.mains;
     }
     if (!context.Pays(domain, expert)) return;
-    int32_t better = context.ranking[i];
-    if (context.problem->cost.dedup) {  // the paper ranks by rows all the same
-      better = 0;
-      for (int32_t e = 0; e < context.experts; ++e) {
-        const int64_t other = context.demand[context.At(domain, e)];
-        better += context.Pays(domain, e) && (other > context.demand[i] || (other == context.demand[i] && e < expert));
-      }
-    }
+    const int32_t better = context.ranking[i];
     const int32_t size = context.domains.Size(domain);
     if (better >= size * context.slots) return;
     const int32_t rank = context.domains.Rank(domain, better % size);

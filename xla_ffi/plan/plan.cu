@@ -66,7 +66,7 @@ __global__ void __launch_bounds__(kThreads, 1) BeginPlan(const __grid_constant__
   __shared__ Shared shared;
   const Task& task = Load(given, shared);
   Block team(shared.partials);
-  Begin(team, task.problem, task.work);
+  Begin(team, task.work);
 }
 
 __global__ void __launch_bounds__(kThreads, 1) RunEntries(const __grid_constant__ Task given) {

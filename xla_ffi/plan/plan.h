@@ -34,7 +34,6 @@ struct Cost {
   int64_t instance_ps = 0;              // per active instance
   int64_t tile_rows = 0;                // rows of an instance are padded to this; 0: not at all
   const int32_t* rank_speed = nullptr;  // [R], permille of nominal speed; nullptr: all nominal
-  bool dedup = false;                   // a token crosses to a domain once; needs expert_idx
   Pulls pulls = Pulls::kDirect;
 };
 
@@ -52,11 +51,8 @@ struct Problem {
   int64_t block_rows;  // >= 1
   Planner planner;
   Objective objective;
-  int32_t num_tokens = 0;               // T, of each rank; 0 unless cost.dedup
-  int32_t top_k = 0;                    // K
-  const int32_t* expert_idx = nullptr;  // [R, T, K], every token's experts; -1 for none
-  const Effort* effort = nullptr;       // where the planner is kTopoep
-  int32_t num_threads = 1;              // lanes of kTopoep; the plan does not depend on them
+  const Effort* effort = nullptr;  // where the planner is kTopoep
+  int32_t num_threads = 1;         // lanes of kTopoep; the plan does not depend on them
 
   TOPOEP_BODY int32_t MainsPerRank() const { return num_experts / num_ranks; }
   TOPOEP_BODY int32_t InstancesPerRank() const { return MainsPerRank() + num_slots; }

@@ -17,7 +17,7 @@ int64_t PlanScratchBytes(const Problem& problem);
 // Puts the kernels onto the stream and returns; the host waits for nothing, allocates nothing on the device and reads
 // nothing back. All they need travels as their arguments, so that a CUDA graph may record and repeat them.
 //
-// omega, expert_idx and the plan are memory of the device; domain_of_rank, rank_speed and effort of the host. `scratch`
+// omega and the plan are memory of the device; domain_of_rank, rank_speed and effort of the host. `scratch`
 // is memory of the device, PlanScratchBytes() from a multiple of 16 on, that nobody else touches while the kernels run.
 //
 // Returns nullptr, or why the kernels cannot be launched.

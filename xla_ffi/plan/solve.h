@@ -8,7 +8,6 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
-#include "xla_ffi/plan/dedup.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/paper.h"
@@ -33,9 +32,7 @@ struct Workspace {
       : effort(problem.planner == Planner::kTopoep ? *problem.effort : Effort{}),
         context(problem, domains, arena),
         entries(context, NumCandidates(), keep_bytes, arena),
-        paper(context, arena),
-        counts(arena.Take<int64_t>(problem.cost.dedup ? int64_t{problem.num_ranks} * problem.num_experts : 0)),
-        bad_tokens(arena.Take<int32_t>(1)) {
+        paper(context, arena) {
     Arena measure;
     const Memory unused(context, measure);
     memory_bytes = measure.Used();
@@ -51,7 +48,7 @@ struct Workspace {
   // Entries that RunEntry() takes.
   TOPOEP_BODY int32_t NumRuns() const { return NumCandidates() + (RunsPaper() ? 1 : 0); }
   // Valid after Begin().
-  TOPOEP_BODY bool Refuses() const { return *bad_tokens != 0 || context.sums[2] != 0 || context.sums[0] > kMaxRows; }
+  TOPOEP_BODY bool Refuses() const { return context.sums[2] != 0 || context.sums[0] > kMaxRows; }
   TOPOEP_BODY Memory MemoryOf(int32_t team) const {
     Arena arena(memories + team * memory_bytes);
     return Memory(context, arena);
@@ -61,22 +58,13 @@ struct Workspace {
   Context context;
   Entries entries;
   PaperMemory paper;
-  int64_t* counts;      // [R, E] experts among a source's tokens
-  int32_t* bad_tokens;  // [1]
   int64_t memory_bytes;
   char* memories;  // [teams, memory_bytes]
 };
 
 // Checks the demand, and prepares what all entries read; it is there after the next barrier.
 template <class Team>
-TOPOEP_BODY void Begin(Team& team, const Problem& problem, const Workspace& work) {
-  team.Single([&] { *work.bad_tokens = 0; });
-  if (problem.cost.dedup) {
-    team.Sync();
-    CheckTokens(team, problem, work.counts, work.bad_tokens);
-    team.Sync();
-    if (*work.bad_tokens != 0) return;
-  }
+TOPOEP_BODY void Begin(Team& team, const Workspace& work) {
   Prepare(team, work.context);
 }
 

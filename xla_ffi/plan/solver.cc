@@ -12,7 +12,7 @@ namespace {
 template <class Team>
 void SolveOn(Team& team, const Problem& problem, const Workspace& work, const Plan& plan) {
   const Memory memory = work.MemoryOf(0);
-  Begin(team, problem, work);
+  Begin(team, work);
   team.Sync();
   for (int32_t run = 0; run < work.NumRuns(); ++run) {
     RunEntry(team, problem, work, memory, run);

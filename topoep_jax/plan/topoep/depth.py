@@ -4,7 +4,7 @@ import numpy as np
 
 from topoep_jax.plan.paper import draft_and_moves
 from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, Kind, candidates
+from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, candidates
 from topoep_jax.plan.topoep.improve import LEVEL_ROUNDS
 
 # Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan_depth_test.py counts them there.
@@ -15,7 +15,6 @@ _SPLIT = 3
 _SPREAD = 18
 _MEASURE = 3
 _ROUND = 3
-_ROUND_READS_QUOTAS = 1
 _KEEP = 1
 _CONCLUDE = 3
 _PAPER = 11  # and two for each move of its second stage
@@ -35,7 +34,7 @@ def dependent_steps(problem: Problem) -> int | None:
 
     Returns:
       The bound; None where the number of steps depends on the demand or the prediction has steps of its own: efforts
-      that spread greedily or refine, token de-duplication, and pulls that are not direct.
+      that spread greedily or refine, and pulls that are not direct.
     """
     effort = EFFORTS[problem.effort]
     if effort.greedy_spread or effort.refine_changes or _prediction_has_steps(problem):
@@ -43,7 +42,7 @@ def dependent_steps(problem: Problem) -> int | None:
     tried = candidates(problem.topology, problem.num_slots, effort)
     build = max(_build_steps(candidate, problem, effort.fill_moves) for candidate in tried)
     rounds = (*effort.thrifty, *effort.eager, *(LEVEL_ROUNDS if problem.cap_rows is not None else ()))
-    improve = _MEASURE + _ROUND * len(rounds) + _ROUND_READS_QUOTAS * rounds.count(Kind.NEARBY)
+    improve = _MEASURE + _ROUND * len(rounds)
     phases = 3 if problem.cap_rows is not None else 2
     return _PREPARE + build + improve + phases * _KEEP + _CONCLUDE
 
@@ -67,7 +66,7 @@ def dependent_steps_of_paper(omega: np.ndarray, problem: Problem) -> int | None:
 
 
 def _prediction_has_steps(problem: Problem) -> bool:
-    return problem.cost.dedup or problem.cost.pulls != "direct"
+    return problem.cost.pulls != "direct"
 
 
 def _build_steps(candidate: Candidate, problem: Problem, fill_moves: int) -> int:

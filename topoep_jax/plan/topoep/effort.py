@@ -22,11 +22,9 @@ class Kind(enum.IntEnum):
     """Ranks that receive many rows from other domains."""
     HOME = 2
     """Ranks that receive rows from a domain that has an instance itself."""
-    NEARBY = 3
-    """Ranks that receive many rows from their own domain."""
 
 
-LOAD, INBOUND, HOME, NEARBY = Kind
+LOAD, INBOUND, HOME = Kind
 
 
 @dataclasses.dataclass(frozen=True)

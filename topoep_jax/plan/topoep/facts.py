@@ -19,7 +19,6 @@ class Facts:
     Attributes:
       omega: int64 [R, E], demand.
       problem: the question.
-      expert_idx: int32 [R, T, K], every token's experts, where the cost model de-duplicates tokens.
       domain: int64 [R], domain of each rank.
       members: int64 [M, G], ranks of each domain, ascending, then `NOWHERE`.
       speed: int64 [R], permille of nominal.
@@ -33,7 +32,6 @@ class Facts:
 
     omega: np.ndarray
     problem: Problem
-    expert_idx: np.ndarray | None
     domain: np.ndarray
     members: np.ndarray
     speed: np.ndarray
@@ -44,7 +42,7 @@ class Facts:
     pays: np.ndarray
 
     @classmethod
-    def of(cls, omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> "Facts":
+    def of(cls, omega: np.ndarray, problem: Problem) -> "Facts":
         """Gathers the facts about demand `omega` (int64 [R, E])."""
         topology, cost = problem.topology, problem.cost
         groups = [topology.ranks_of_domain(d) for d in range(topology.num_domains)]
@@ -60,7 +58,6 @@ class Facts:
         return cls(
             omega=omega,
             problem=problem,
-            expert_idx=expert_idx,
             domain=domain,
             members=members,
             speed=speed,
@@ -89,7 +86,7 @@ class Facts:
     def score(self, slot_expert: np.ndarray, quota: np.ndarray) -> int:
         """The problem's objective of one plan ([R, N] and [R, R, J]) in picoseconds."""
         objective = OBJECTIVES[self.problem.objective]
-        return objective(slot_expert, quota, self.problem.topology, self.problem.cost, self.expert_idx)
+        return objective(slot_expert, quota, self.problem.topology, self.problem.cost)
 
 
 def share(level: np.ndarray | int, speed: np.ndarray) -> np.ndarray:

@@ -123,14 +123,12 @@ class Limits:
       over: int64 [C, R], rows that a rank should give away.
       slack: int64 [C, R], rows that a rank may receive.
       more_inbound: int64 [C, R], of these from other domains.
-      more_nearby: int64 [C, R], of these from the own domain.
       more_outbound: int64 [C, R], rows that a source may send to another domain besides those it does.
     """
 
     over: np.ndarray
     slack: np.ndarray
     more_inbound: np.ndarray
-    more_nearby: np.ndarray
     more_outbound: np.ndarray
 
     @classmethod
@@ -139,19 +137,16 @@ class Limits:
         flow = plans.quota.sum(axis=3)  # [C, source, rank]
         load = flow.sum(axis=1)
         crosses = facts.problem.topology.crosses_domains()
-        far, near = flow * crosses, flow * (~crosses & ~np.eye(facts.num_ranks, dtype=bool))
-        inbound, outbound, nearby = far.sum(axis=1), far.sum(axis=2), near.sum(axis=1)
+        far = flow * crosses
+        inbound, outbound = far.sum(axis=1), far.sum(axis=2)
         most = level_of(load, facts.speed).max(axis=1, keepdims=True)
         most_far = np.maximum(inbound.max(axis=1), outbound.max(axis=1))[:, None]
-        most_near = np.maximum(nearby.max(axis=1), near.sum(axis=2).max(axis=1))[:, None]
         load_cut = np.full_like(most, facts.fair) if level else facts.fair + (most - facts.fair) // 2
         inbound_cut = (inbound.sum(axis=1, keepdims=True) // facts.num_ranks + most_far) // 2
-        nearby_cut = (nearby.sum(axis=1, keepdims=True) // facts.num_ranks + most_near) // 2
         over = {
             Kind.LOAD: load - share(load_cut, facts.speed),
             Kind.INBOUND: inbound - inbound_cut,
             Kind.HOME: inbound,
-            Kind.NEARBY: nearby - nearby_cut,
         }
         more_inbound = np.maximum((inbound_cut if kind == Kind.INBOUND else most_far) - inbound, 0)
         more_outbound = np.maximum(most_far - outbound, 0)
@@ -159,7 +154,6 @@ class Limits:
             over=over[kind],
             slack=share(load_cut if kind == Kind.LOAD else most, facts.speed) - load,
             more_inbound=np.full_like(more_inbound, _ANY) if level else more_inbound,
-            more_nearby=np.maximum(nearby_cut - nearby, 0),
             more_outbound=np.full_like(more_outbound, _ANY) if level else more_outbound,
         )
 
@@ -212,7 +206,7 @@ def _movable(facts: Facts, plans: Plans, s: Siblings, limits: Limits, kind: Kind
     of_here = np.where(facts.domain == here[:, None], by_source, 0).sum(axis=1)
     of_there = np.where(facts.domain == there[:, None], by_source, 0).sum(axis=1)
     back = np.where(here != there, of_here, 0)
-    inbound, nearby = limits.more_inbound[s.plan, s.to], limits.more_nearby[s.plan, s.to]
+    inbound = limits.more_inbound[s.plan, s.to]
     match kind:
         case Kind.LOAD:
             return of_here + np.minimum(inbound, rows - of_here)
@@ -220,10 +214,6 @@ def _movable(facts: Facts, plans: Plans, s: Siblings, limits: Limits, kind: Kind
             return back + np.minimum(inbound, rows - of_there - back)
         case Kind.HOME:
             return back
-        case Kind.NEARBY:
-            each = np.arange(rows.size)
-            own, givers = by_source[each, s.to], by_source[each, s.giver]
-            return np.where(here == there, own + np.minimum(nearby, of_there - own - givers), 0)
 
 
 def _take(facts: Facts, plans: Plans, s: Siblings, amount: np.ndarray, limits: Limits, kind: Kind) -> np.ndarray:
@@ -235,7 +225,7 @@ def _take(facts: Facts, plans: Plans, s: Siblings, amount: np.ndarray, limits: L
     rank = np.select(
         [own, from_here & ~from_there, from_here & from_there, ~from_here & ~from_there], [0, 1, 2, 3], default=4
     )
-    inbound, nearby = limits.more_inbound[s.plan, s.to], limits.more_nearby[s.plan, s.to]
+    inbound = limits.more_inbound[s.plan, s.to]
     match kind:
         case Kind.LOAD:
             limit = np.where(rank == 4, np.minimum(by_source, limits.more_outbound[s.plan]), by_source)
@@ -246,10 +236,6 @@ def _take(facts: Facts, plans: Plans, s: Siblings, amount: np.ndarray, limits: L
         case Kind.HOME:
             limit = np.where(from_here & ~from_there, by_source, 0)
             most = limit.sum(axis=1)
-        case Kind.NEARBY:
-            givers = np.arange(facts.num_ranks) == s.giver[:, None]
-            limit = np.where(from_here & from_there & ~givers, by_source, 0)
-            most = np.where(own, limit, 0).sum(axis=1) + nearby
     amount = np.minimum(amount, most)
     order = np.argsort(rank, axis=1, kind="stable")
     limit = np.take_along_axis(limit, order, axis=1)

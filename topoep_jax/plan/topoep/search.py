@@ -33,7 +33,7 @@ _TOLERANCE = 128
 """A plan that is slower than the best by one part in so many may win by its traffic."""
 
 
-def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = None) -> Draft:
+def topoep(omega: np.ndarray, problem: Problem) -> Draft:
     """Builds many cheap candidates, scores each exactly, and takes the best; never worse than the empty plan.
 
     A candidate decides which remote experts each domain serves, fills the slots of each domain by load, may let busy
@@ -44,10 +44,9 @@ def topoep(omega: np.ndarray, problem: Problem, expert_idx: np.ndarray | None = 
     Args:
       omega: int64 [R, E], demand.
       problem: the question; `problem.effort` is a key of `EFFORTS`.
-      expert_idx: int32 [R, T, K], the experts of every token, -1 for padding; needed where `cost.dedup`.
     """
     effort = EFFORTS[problem.effort]
-    facts = Facts.of(omega, problem, expert_idx)
+    facts = Facts.of(omega, problem)
     pairs = find_pairs(facts)
     found = [Plans.empty(facts, 1)]
     for batch in _batches(candidates(problem.topology, problem.num_slots, effort), facts):

@@ -8,9 +8,6 @@ import numpy as np
 from topoep_jax.plan.topoep.effort import Candidate, served_experts
 from topoep_jax.plan.topoep.facts import Facts
 
-SAVED_SCALE = 840
-"""Divisible by 1..8: a token's saving is shared out in whole numbers among so many of its experts."""
-
 
 @dataclasses.dataclass(frozen=True)
 class Pairs:
@@ -33,13 +30,12 @@ class Pairs:
 
 def find_pairs(facts: Facts) -> Pairs:
     """All pairs that pay, and their order at the main rank and at the domain."""
-    weight = saved_rows(facts) if facts.problem.cost.dedup else facts.demand
     inbound = np.zeros(facts.num_ranks, np.int64)
     away = facts.demand.sum(axis=0) - facts.demand[facts.home, np.arange(facts.num_experts)]
     np.add.at(inbound, facts.main_rank, away)
 
     domain, expert = np.nonzero(facts.pays)
-    heavy = -weight[domain, expert]
+    heavy = -facts.demand[domain, expert]
     main = facts.main_rank[expert]
     at_main = np.lexsort((expert, domain, heavy, main))
     rows = facts.demand[domain, expert][at_main]
@@ -76,20 +72,3 @@ def place_in_domain(facts: Facts, pairs: Pairs, chosen: np.ndarray) -> np.ndarra
     count = np.bincount(pairs.domain, minlength=facts.num_domains)
     first = np.repeat(count.cumsum() - count, count)
     return before[:, :-1] - before[:, first]
-
-
-def saved_rows(facts: Facts) -> np.ndarray:
-    """int64 [M, E]: what serving an expert saves where a token crosses to a domain once (`cost.dedup`).
-
-    A token crosses to a home domain for all its experts there, so each of them counts for a fraction of the row, in
-    units of 1 / `SAVED_SCALE`.
-    """
-    if facts.expert_idx is None:
-        raise ValueError("cost.dedup needs expert_idx [R, T, K], the experts of every token: pass it, or dedup=False")
-    idx = np.asarray(facts.expert_idx)
-    home = np.where(idx >= 0, facts.home[idx], -1)
-    together = (home[..., :, None] == home[..., None, :]).sum(axis=-1)
-    saved = np.zeros_like(facts.demand)
-    source, token, k = np.nonzero(idx >= 0)
-    np.add.at(saved, (facts.domain[source], idx[source, token, k]), SAVED_SCALE // together[source, token, k])
-    return saved

@@ -5,7 +5,6 @@
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 
 #include <cstdint>
-#include <limits>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/cost.h"
@@ -15,8 +14,7 @@
 
 namespace topoep {
 
-// Stays negative when worth is added to it.
-inline constexpr int64_t kNotAPair = std::numeric_limits<int64_t>::min() / 2;
+inline constexpr int64_t kNotAPair = -1;  // below the rows of any pair
 
 struct Context {
   Context(const Problem& problem_in, Domains domains_in, Arena& arena)
@@ -77,38 +75,16 @@ struct Context {
   int32_t num_domains;  // M
   int32_t largest_domain = 0;
   int64_t all_speeds = 0;
-  int64_t* sums;    // [3] rows of all ranks; inbound rows of all ranks; entries of the demand that are negative
-  int64_t* demand;  // [M, E]
-  int64_t* key;    // [M, E] worth of serving the expert in the domain: its rows, or what de-duplication leaves of them;
-                   // negative where a copy does not pay
-  int64_t* total;  // [E]
+  int64_t* sums;     // [3] rows of all ranks; inbound rows of all ranks; entries of the demand that are negative
+  int64_t* demand;   // [M, E]
+  int64_t* key;      // [M, E] rows that serving the expert in the domain saves; kNotAPair where a copy does not pay
+  int64_t* total;    // [E]
   int64_t* inbound;  // [R] rows that other domains send to a rank's mains
   int32_t* place;    // [M, E] of a pair among those of its main rank, best first; -1: not a pair
   int64_t* before;   // [M, E] rows of the better ones
   int32_t* ranked;   // [M, E] remote experts of a domain, best first, then -1
   int32_t* ranking;  // [M, E] where an expert stands there; -1: nowhere
 };
-
-// Rows that de-duplication would take off the links, in 840ths of a row (divisible by 1..8): a token's experts at one
-// domain share its crossing.
-template <class Team>
-TOPOEP_BODY void CountSaved(Team& team, const Context& context) {
-  const Problem& problem = *context.problem;
-  team.ForEach(context.ranks, [&](int32_t source) {
-    const int32_t domain = context.DomainOf(source);
-    for (int32_t token = 0; token < problem.num_tokens; ++token) {
-      const int32_t* chosen = problem.expert_idx + (int64_t{source} * problem.num_tokens + token) * problem.top_k;
-      for (int32_t k = 0; k < problem.top_k; ++k) {
-        if (chosen[k] < 0) continue;
-        int64_t together = 0;
-        for (int32_t i = 0; i < problem.top_k; ++i) {
-          together += chosen[i] >= 0 && context.Home(chosen[i]) == context.Home(chosen[k]);
-        }
-        team.Add(&context.key[context.At(domain, chosen[k])], int64_t{840} / together);
-      }
-    }
-  });
-}
 
 // What it writes is seen after the next barrier.
 template <class Team>
@@ -123,15 +99,11 @@ TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
       rows += problem.omega[int64_t{context.domains.Rank(domain, at)} * context.experts + expert];
     }
     context.demand[i] = rows;
-    context.key[i] = !context.Pays(domain, expert) ? kNotAPair : problem.cost.dedup ? 0 : rows;
+    context.key[i] = !context.Pays(domain, expert) ? kNotAPair : rows;
     context.ranked[i] = -1;
   });
   team.ForEach(3, [&](int32_t i) { context.sums[i] = 0; });
   team.Sync();
-  if (problem.cost.dedup) {
-    CountSaved(team, context);
-    team.Sync();
-  }
   team.ForEach(context.ranks * context.experts, [&](int32_t i) {
     if (problem.omega[i] < 0) team.Add(&context.sums[2], int64_t{1});
   });

@@ -25,7 +25,7 @@ Depth PlanDepth(const Problem& problem, int32_t threads) {
                   others.data() + problem.num_ranks + 2};
 
   CountingTeam begin(threads);
-  Begin(begin, problem, work);
+  Begin(begin, work);
   Depth depth{};
   Steps longest;
   for (int32_t run = 0; run < work.NumRuns(); ++run) {

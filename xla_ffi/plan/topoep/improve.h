@@ -84,10 +84,9 @@ class Improver {
     return {PredictedPs(), Now().Aligned(), Now().FarPulls() > 0 || Now().NearPulls() > 0};
   }
 
-  // Picoseconds of the plan as it is. Without dependent steps where a token's rows travel on their own and each replica
-  // is pulled from its main.
+  // Picoseconds of the plan as it is. Without dependent steps where each replica is pulled from its main.
   TOPOEP_BODY int64_t PredictedPs() {
-    if (problem_.cost.dedup || problem_.cost.pulls != Pulls::kDirect) return PredictPsOfState();
+    if (problem_.cost.pulls != Pulls::kDirect) return PredictPsOfState();
     return RowsPs(Now()) + PullsPs(Now());
   }
 
@@ -117,9 +116,9 @@ class Improver {
     return LinksPs(problem_.cost, problem_.cost.expert_bytes * far, problem_.cost.expert_bytes * near);
   }
 
-  TOPOEP_BODY int64_t CostOf(const Measure& measure, Target target) {
+  TOPOEP_BODY int64_t CostOf(const Measure& measure, Target target) const {
     if (target == Target::kLevel) return measure.Aligned();
-    int64_t ps = problem_.cost.dedup ? PredictPsOfState() : RowsPs(measure);
+    int64_t ps = RowsPs(measure);
     if (target == Target::kThrifty) {
       const int64_t mean_bytes = 2 * problem_.cost.token_bytes * (measure.TotalInter() / context_.ranks);
       ps += 3 * LinkPs(mean_bytes, problem_.cost.inter_fs_per_byte) / 4;
@@ -129,10 +128,6 @@ class Improver {
 
   // Whether the round is kept. Three dependent steps; a round that grants nothing has two.
   TOPOEP_STAGE bool Round(Target target, Kind kind) {
-    if (kind == Kind::kNearby) {  // its requests read quotas
-      ApplyPending();
-      team_.Sync();
-    }
     const int32_t then = 3 - now_ - before_;
     const Measure& now = Now();
     const Measure& next = memory_.measures[then];
@@ -141,7 +136,6 @@ class Improver {
     const int64_t fair = context_.Fair();
     load_cut_ = bound_ ? fair + FloorHalf(now.Level() - fair) : fair;
     inter_cut_ = (now.TotalInter() / context_.ranks + now.Inter()) / 2;
-    intra_cut_ = (now.TotalIntra() / context_.ranks + now.Intra()) / 2;
     Copy(team_, now, next);
     ApplyPending();
     team_.ForEach(context_.ranks, [&](int32_t r) { memory_.request[r] = BestRequest(r); });
@@ -155,39 +149,34 @@ class Improver {
     for (int32_t r = 0; r < context_.ranks; ++r) any |= memory_.amount[r] > 0;
     before_ = then;
     if (!any) return false;
-    pending_ = 1;
-    const bool reads_quotas = problem_.cost.dedup && bound_;
-    if (reads_quotas) ApplyPending();
     FindBest(team_, context_, memory_.holders, next);
     const int64_t cost = CostOf(next, target);
     if (cost < cost_) {
       cost_ = cost;
       before_ = now_;
       now_ = then;
+      pending_ = true;
       return true;
     }
-    pending_ = reads_quotas ? -1 : 0;
     return false;
   }
 
   // Quotas follow the measure late: the lane that took the rows moves them, while nobody reads quotas.
   TOPOEP_BODY void ApplyPending() {
-    if (pending_ != 0) Apply(pending_);
-    pending_ = 0;
+    if (pending_) Apply();
+    pending_ = false;
   }
 
   TOPOEP_BODY int64_t Over(int32_t rank) const {
     const Measure& now = Now();
     if (kind_ == Kind::kLoad) return now.load[rank] - context_.Share(rank, load_cut_);
     if (kind_ == Kind::kInbound) return now.inter_in[rank] - inter_cut_;
-    if (kind_ == Kind::kHome) return now.inter_in[rank];
-    return now.intra_in[rank] - intra_cut_;
+    return now.inter_in[rank];
   }
   TOPOEP_BODY int64_t InterRoom(int32_t rank) const {
     if (!bound_) return kMaxRows;
     return NotNegative((kind_ == Kind::kInbound ? inter_cut_ : Now().Inter()) - Now().inter_in[rank]);
   }
-  TOPOEP_BODY int64_t IntraRoom(int32_t rank) const { return NotNegative(intra_cut_ - Now().intra_in[rank]); }
 
   // What rank r asks for: the most rows that one of its instances could take over from another of the same expert.
   TOPOEP_BODY Request BestRequest(int32_t r) const {
@@ -227,13 +216,6 @@ class Improver {
         break;
       case Kind::kHome:
         movable = back;
-        break;
-      case Kind::kNearby:
-        if (there == here) {
-          const int64_t own = *state_.Quota(context_, to, from, from_instance);
-          const int64_t kept = *state_.Quota(context_, from, from, from_instance);
-          movable = own + Smaller(IntraRoom(to), by_domain[here] - own - kept);
-        }
         break;
     }
     const int64_t want = Smaller(Smaller(slack, over), movable);
@@ -290,8 +272,6 @@ class Improver {
         return crosses ? rows : 0;
       case Kind::kHome:
         return crosses && source_class <= 1 ? rows : 0;
-      case Kind::kNearby:
-        return !crosses && source_class <= 2 && source != from ? rows : 0;
     }
     return 0;
   }
@@ -309,7 +289,6 @@ class Improver {
     for (int32_t i = 0; i < kClasses; ++i) start[i + 1] += start[i];
     int64_t most = start[kClasses];
     if (kind_ == Kind::kLoad || kind_ == Kind::kInbound) most = start[3] + InterRoom(r);
-    if (kind_ == Kind::kNearby) most = start[1] + IntraRoom(r);
     amount = Smaller(amount, most);
     int64_t taken = 0;
     for (int32_t s = 0; s < context_.ranks; ++s) {
@@ -326,21 +305,20 @@ class Improver {
   }
 
   // A lane applies what it took itself: it may go on to its next request without a barrier.
-  TOPOEP_BODY void Apply(int32_t sign) {
+  TOPOEP_BODY void Apply() {
     team_.ForEach(context_.ranks, [&](int32_t r) {
       if (memory_.amount[r] <= 0) return;
       const int32_t item = memory_.request[r].from;
       const int32_t* take = memory_.take + int64_t{r} * context_.ranks;
       for (int32_t s = 0; s < context_.ranks; ++s) {
         if (take[s] == 0) continue;
-        team_.Add(state_.Quota(context_, s, item / context_.instances, item % context_.instances), -sign * take[s]);
-        team_.Add(state_.Quota(context_, s, r, memory_.request[r].to), sign * take[s]);
+        team_.Add(state_.Quota(context_, s, item / context_.instances, item % context_.instances), -take[s]);
+        team_.Add(state_.Quota(context_, s, r, memory_.request[r].to), take[s]);
       }
     });
   }
 
   TOPOEP_BODY static int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-  TOPOEP_BODY static int64_t Larger(int64_t a, int64_t b) { return a > b ? a : b; }
   TOPOEP_BODY static int64_t NotNegative(int64_t a) { return a > 0 ? a : 0; }
   TOPOEP_BODY static int64_t FloorHalf(int64_t a) { return (a - (a < 0 && a % 2 != 0)) / 2; }
 
@@ -353,11 +331,10 @@ class Improver {
   bool bound_ = true;
   int64_t load_cut_ = 0;
   int64_t inter_cut_ = 0;
-  int64_t intra_cut_ = 0;
-  int64_t cost_ = 0;     // of the plan as it is, as the phase counts it
-  int32_t now_ = 0;      // of the measures
-  int32_t before_ = 1;   // of the measures: the other one that the last round compared
-  int32_t pending_ = 0;  // sign with which the last round's takes are still to be applied
+  int64_t cost_ = 0;      // of the plan as it is, as the phase counts it
+  int32_t now_ = 0;       // of the measures
+  int32_t before_ = 1;    // of the measures: the other one that the last round compared
+  bool pending_ = false;  // the last round's takes are still to be applied
 };
 
 }  // namespace topoep

@@ -20,7 +20,7 @@ struct Candidate {
   int64_t price;       // of a pull in quarters of its own, for greedy spilling; negative: spill by intervals
 };
 
-enum class Kind : int32_t { kLoad = 0, kInbound = 1, kHome = 2, kNearby = 3 };
+enum class Kind : int32_t { kLoad = 0, kInbound = 1, kHome = 2 };
 
 // How much to try; candidate 0 is the empty plan.
 struct Effort {
