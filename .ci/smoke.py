@@ -8,7 +8,8 @@ from flax import nnx
 import topoep_jax
 from topoep_jax import MoE, Topology
 from topoep_jax.plan.api import solve_plan
-from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel
 
 
 def solve() -> None:

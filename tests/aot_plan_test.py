@@ -13,7 +13,8 @@ from jax.sharding import PartitionSpec as P
 from tests.aot import Compiler, targets, thunks_of
 from topoep_jax.aot import host_reads
 from topoep_jax.plan.api import solve_plan
-from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.plan.types import Plan
 from topoep_jax.topology import Topology
 

@@ -12,8 +12,7 @@ import pytest
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.baselines.lplb import flows, least_max_load, mirror_graph
 from topoep_jax.plan.baselines.placemoe import allocate, initial_mapping, refine, weights
-from topoep_jax.plan.cost import CostModel
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.topology import Topology
 
 VECTORS = Path(__file__).parent / "vectors"

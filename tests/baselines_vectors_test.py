@@ -17,8 +17,7 @@ from topoep_jax.plan.baselines.eplb_fixed_main import place_copies
 from topoep_jax.plan.baselines.fastermoe import shadows
 from topoep_jax.plan.baselines.llep import assign, is_even
 from topoep_jax.plan.baselines.ultraep import export_rows, ultraep
-from topoep_jax.plan.cost import CostModel
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.topology import Topology
 
 VECTORS = Path(__file__).parent / "vectors"

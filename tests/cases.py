@@ -2,8 +2,8 @@
 
 import dataclasses
 
-from topoep_jax.plan.cost import CostModel, Hardware
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.shapes import SHAPES
 from topoep_jax.topology import Topology
 

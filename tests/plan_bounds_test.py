@@ -11,9 +11,10 @@ from tests.generator import biased_demand
 from tests.make_milp_suite import FAMILIES, SUITE
 from topoep_jax.plan import CostModel, picoseconds, reference
 from topoep_jax.plan.bounds import lp_load_bound, lp_quota_bound, milp_optimum
-from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.cost import OBJECTIVES, predict_ps
 from topoep_jax.plan.laws import check_plan
 from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.types import unpriced
 from topoep_jax.topology import Topology
 
 pytest.importorskip("scipy")
@@ -57,8 +58,7 @@ def quotas(slot_expert, omega):
 
 
 def least_ps(slot_expert, omega, problem):
-    objective = OBJECTIVES[problem.objective]
-    return min(objective(slot_expert, q, problem.topology, problem.cost) for q in quotas(slot_expert, omega))
+    return min(predict_ps(unpriced(slot_expert, q), problem) for q in quotas(slot_expert, omega))
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -96,15 +96,15 @@ def test_a_hot_expert_is_shared_when_nothing_else_costs():
     omega = np.array([[10, 0], [10, 0]])
     found = milp_optimum(omega, question((0, 0), 2, cost=free))
     assert found["objective_ps"] == found["bound_ps"] == 70
-    assert found["slot_expert"].tolist() == [[-1], [0]]
-    assert found["quota"].sum(axis=(0, 2)).tolist() == [10, 10]
+    assert found["plan"].slot_expert.tolist() == [[-1], [0]]
+    assert found["plan"].quota.sum(axis=(0, 2)).tolist() == [10, 10]
 
 
 def test_slow_ranks_get_less():
     slow = CostModel(1, 1, 7, 0, 0, rank_speed=(1000, 250))
     omega = np.array([[10, 0], [10, 0]])
     found = milp_optimum(omega, question((0, 0), 2, cost=slow))
-    assert found["quota"].sum(axis=(0, 2)).tolist() == [16, 4]
+    assert found["plan"].quota.sum(axis=(0, 2)).tolist() == [16, 4]
     assert found["objective_ps"] == 16 * 7
 
 
@@ -113,7 +113,7 @@ def test_replicas_that_break_c4_are_not_considered():
     problem = question((0, 1), 2)
     for rows, replicas in ((4, 0), (5, 1)):
         found = milp_optimum(np.array([[0, rows], [0, 0]]), problem)
-        assert (found["slot_expert"] >= 0).sum() == replicas
+        assert (found["plan"].slot_expert >= 0).sum() == replicas
 
 
 @pytest.mark.parametrize("objective", OBJECTIVES)
@@ -136,10 +136,10 @@ def drafted(found, problem):
         np.zeros((problem.num_experts, num_ranks, num_ranks), np.int64),
     )
     for rank in range(num_ranks):
-        for instance, expert in enumerate([*range(rank * mains, (rank + 1) * mains), *found["slot_expert"][rank]]):
+        for instance, expert in enumerate([*range(rank * mains, (rank + 1) * mains), *found["plan"].slot_expert[rank]]):
             if expert >= 0:
                 draft.holds[rank, expert] = True
-                draft.quota[expert, rank] = found["quota"][:, rank, instance]
+                draft.quota[expert, rank] = found["plan"].quota[:, rank, instance]
     return draft
 
 

@@ -10,9 +10,10 @@ import pytest
 from tests.plans import random_priced_plan
 from topoep_jax import _native
 from topoep_jax.plan import CostModel, Hardware, picoseconds
-from topoep_jax.plan.cost import MAX_INSTANCES, MAX_ROWS, OBJECTIVES, rank_compute_ps
-from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.pulls import MODES, moved_bytes, schedule
+from topoep_jax.plan.cost import OBJECTIVES, predict_ps, rank_compute_ps
+from topoep_jax.plan.problem import MAX_INSTANCES, MAX_ROWS, PULLS, Problem
+from topoep_jax.plan.pulls import moved_bytes, schedule
+from topoep_jax.plan.types import unpriced
 from topoep_jax.topology import Topology
 
 # Vector A of the planner's vectors: e2 copied to rank 0, e0 to rank 1; loads 10, 10, 10, 10.
@@ -43,8 +44,12 @@ TRAFFIC_PS = 8 * 10 * 5 + 24 * 20 + 24 * 5
 )
 def test_compute_by_hand(terms, compute_ps):
     cost = CostModel(**COST, **terms)
-    assert OBJECTIVES["bottleneck"](SLOTS, QUOTA, TWO_BY_TWO, cost) == compute_ps + TRAFFIC_PS
-    assert OBJECTIVES["eq8"](SLOTS, QUOTA, TWO_BY_TWO, cost) == compute_ps + TRAFFIC_PS + 8 * 14 * 5
+    assert predicted("bottleneck", cost) == compute_ps + TRAFFIC_PS
+    assert predicted("eq8", cost) == compute_ps + TRAFFIC_PS + 8 * 14 * 5
+
+
+def predicted(objective: str, cost: CostModel) -> int:
+    return predict_ps(unpriced(SLOTS, QUOTA), Problem(TWO_BY_TWO, cost, 4, 1, None, 1, objective))
 
 
 def predicted_by_definition(plan, objective: str) -> int:
@@ -81,7 +86,7 @@ def every_combination(rng, num_ranks):
         (None, tuple(rng.integers(1, 3000, num_ranks).tolist())),
     )
     names = ("instance_ps", "tile_rows", "rank_speed")
-    for values, mode in itertools.product(terms, MODES):
+    for values, mode in itertools.product(terms, PULLS):
         yield dict(zip(names, values, strict=True), pulls=mode)
 
 
@@ -91,8 +96,8 @@ def test_every_combination_of_terms_by_definition():
         plan = random_priced_plan(rng)
         for terms in every_combination(rng, plan.topology.num_ranks):
             priced = plan.with_cost(**terms)
-            for name, objective in OBJECTIVES.items():
-                found = objective(plan.slot_expert, plan.quota, plan.topology, priced.cost)
+            for name in OBJECTIVES:
+                found = predict_ps(unpriced(plan.slot_expert, plan.quota), priced.problem(name))
                 assert found == predicted_by_definition(priced, name), (terms, name)
 
 
@@ -102,13 +107,9 @@ def test_every_combination_of_terms_in_both_languages():
     for _ in range(2):
         plan = random_priced_plan(rng)
         for terms, objective in itertools.product(every_combination(rng, plan.topology.num_ranks), OBJECTIVES):
-            cost = plan.with_cost(**terms).cost
-            slots = plan.slot_expert.shape[1]
-            problem = Problem(plan.topology, cost, plan.num_experts, slots, None, 1, objective)
+            problem = plan.with_cost(**terms).problem(objective)
             answer = _native.plan(jnp.array(plan.omega, jnp.int32), problem, "topoep_paper")
-            slot_expert, quota = np.asarray(answer.slot_expert), np.asarray(answer.quota)
-            expected = OBJECTIVES[objective](slot_expert, quota, plan.topology, cost)
-            assert picoseconds(answer.predicted_ps) == expected, (terms, objective)
+            assert picoseconds(answer.predicted_ps) == predict_ps(answer, problem), (terms, objective)
 
 
 @pytest.mark.parametrize(
@@ -139,7 +140,7 @@ def test_bad_terms_are_named(change, message):
 def test_speeds_of_other_ranks_are_refused():
     cost = CostModel(**COST, rank_speed=[1000, 900])
     with pytest.raises(ValueError, match="rank_speed has 2 entries, but the topology has 4 ranks"):
-        OBJECTIVES["eq8"](SLOTS, QUOTA, TWO_BY_TWO, cost)
+        predicted("eq8", cost)
 
 
 @pytest.mark.parametrize("link", ["inter_fs_per_byte", "intra_fs_per_byte", "gflops"])

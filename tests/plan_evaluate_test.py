@@ -8,8 +8,8 @@ import pytest
 from tests.cases import SKEWS, named, tagged
 from tests.generator import GOOD_KINDS, biased_demand, score, small_demand
 from topoep_jax.plan import Status, reference
-from topoep_jax.plan.cost import OBJECTIVES
-from topoep_jax.plan.evaluate import draft_of, evaluate, nic_bytes, terms_ps
+from topoep_jax.plan.cost import OBJECTIVES, terms_ps
+from topoep_jax.plan.evaluate import draft_of, evaluate, nic_bytes
 from topoep_jax.plan.problem import none
 from topoep_jax.plan.reference import PLANNERS
 
@@ -50,7 +50,7 @@ def test_terms_sum_to_the_objective(objective, pulls):
     omega = small_demand(case, "skewed")
     plan = evaluate(PLANNERS["topoep_paper"](omega.astype(np.int64), problem), omega, problem)
     assert plan.num_replicas > 0
-    terms = terms_ps(plan.slot_expert, plan.quota, problem)
+    terms = terms_ps(plan.plan, problem)
     assert sum(terms.values()) == {"bottleneck": plan.objective_ps, "eq8": plan.eq8_ps}[objective]
 
 
@@ -60,12 +60,12 @@ def test_bytes_on_a_nic():
     omega = np.zeros((4, 8), np.int64)
     omega[0, 7] = 5  # main on rank 3: five rows cross, and five results come back
     empty = evaluate(none(omega, problem), omega, problem)
-    assert nic_bytes(empty.slot_expert, empty.quota, problem).tolist() == [[20, 0, 0, 20], [20, 0, 0, 20]]
+    assert nic_bytes(empty.plan, problem).tolist() == [[20, 0, 0, 20], [20, 0, 0, 20]]
     copied = none(omega, problem)
     copied.holds[0, 7] = True
     copied.quota[7, 0], copied.quota[7, 3] = copied.quota[7, 3].copy(), 0
     there = evaluate(copied, omega, problem)
-    assert nic_bytes(there.slot_expert, there.quota, problem).tolist() == [[0, 0, 0, 24], [24, 0, 0, 0]]
+    assert nic_bytes(there.plan, problem).tolist() == [[0, 0, 0, 24], [24, 0, 0, 0]]
     assert (empty.worst_nic_bytes, there.worst_nic_bytes) == (20, 24)
     assert (there.inter_domain, there.replica, there.num_replicas) == (0, 1, 1)
 
@@ -79,10 +79,10 @@ def test_a_moved_main_is_a_replica_that_was_pulled():
     draft.holds[0, 0] = False
     draft.quota[0, 3], draft.quota[0, 0] = draft.quota[0, 0].copy(), 0
     plan = evaluate(draft, omega, problem)
-    assert plan.slot_expert.tolist() == [[-1], [-1], [-1], [0]]
+    assert plan.plan.slot_expert.tolist() == [[-1], [-1], [-1], [0]]
     assert plan.rank_load.tolist() == [12, 24, 24, 36]
     assert (plan.num_replicas, plan.replica, plan.imbalance) == (1, 1 / 8, 1.5)
-    assert terms_ps(plan.slot_expert, plan.quota, problem)["pulls between domains"] > 0
+    assert terms_ps(plan.plan, problem)["pulls between domains"] > 0
 
 
 def test_replicas_without_rows_are_not_there():

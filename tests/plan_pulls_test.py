@@ -10,7 +10,9 @@ from tests.cases import named
 from tests.generator import biased_demand
 from tests.plans import random_priced_plan
 from topoep_jax.plan import CostModel, pulls, solve_plan
-from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.cost import predict_ps
+from topoep_jax.plan.problem import PULLS, Problem
+from topoep_jax.plan.types import unpriced
 from topoep_jax.topology import Topology
 
 # Expert e's main is on rank e. Expert 0 has a replica nearby and two in the other domain, expert 4 has one.
@@ -49,7 +51,7 @@ LISTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("mode", pulls.MODES)
+@pytest.mark.parametrize("mode", PULLS)
 def test_copies_by_hand(mode):
     copies = copies_of(mode)
     first, end = copies.byte_range(10)
@@ -70,15 +72,15 @@ def test_copies_by_hand(mode):
 def test_prices_by_hand(mode, price, eq8):
     assert pulls.price(copies_of(mode), TOPOLOGY, cost(mode)) == price
     assert pulls.eq8(copies_of(mode), TOPOLOGY, cost(mode)) == eq8
-    nothing = np.zeros((6, 6, 2), np.int32)
-    assert OBJECTIVES["bottleneck"](SLOTS, nothing, TOPOLOGY, cost(mode)) == price
-    assert OBJECTIVES["eq8"](SLOTS, nothing, TOPOLOGY, cost(mode)) == eq8
+    plan = unpriced(SLOTS, np.zeros((6, 6, 2), np.int32))
+    for objective, ps in (("bottleneck", price), ("eq8", eq8)):
+        assert predict_ps(plan, Problem(TOPOLOGY, cost(mode), 6, 1, None, 1, objective)) == ps
 
 
 def test_the_first_of_equally_quick_schedules_is_the_best():
     """One copy within a domain of one rank each: relayed and striped are the same copy as direct."""
     topology, slots = Topology((0, 1)), np.array([[-1], [0]])
-    schedules = [pulls.schedule(slots, 1, topology, cost(mode)) for mode in pulls.MODES]
+    schedules = [pulls.schedule(slots, 1, topology, cost(mode)) for mode in PULLS]
     for copies in schedules:
         assert [field.tolist() for field in copies] == [[0], [1], [0], [0], [1], [0]]
 
@@ -104,7 +106,7 @@ def test_random_schedules_deliver_every_byte_once():
     for _ in range(300):
         plan = random_priced_plan(rng)
         prices = {}
-        for mode in pulls.MODES:
+        for mode in PULLS:
             model = plan.with_cost(pulls=mode).cost
             copies = pulls.schedule(plan.slot_expert, plan.mains_per_rank, plan.topology, model)
             pulls.check(copies, plan.slot_expert, plan.mains_per_rank, model.expert_bytes)
@@ -149,7 +151,7 @@ def test_a_copy_before_its_bytes_arrived_is_noticed():
 def test_striping_relieves_a_hot_owner():
     """The paper's plans on Qwen3 at skew -4, as in the planner notes: 1.51 ms direct, and less than 0.6 striped."""
     case = named("qwen3_30b")
-    milliseconds = {mode: [] for mode in pulls.MODES}
+    milliseconds = {mode: [] for mode in PULLS}
     for seed in range(5):
         omega = biased_demand(case, [-4], seed)[-4].astype(np.int32)
         slot_expert = np.asarray(

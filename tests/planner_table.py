@@ -39,12 +39,12 @@ def measured(name, seed, skew, planner):
         "inter_domain": plan.inter_domain,
         "replica": plan.replica,
         "num_replicas": plan.num_replicas,
-        "against_c4": against_c4(plan.slot_expert, omega, problem),
+        "against_c4": against_c4(plan.plan.slot_expert, omega, problem),
         "worst_nic_mb": plan.worst_nic_bytes / 1e6,
         "objective_ms": plan.objective_ps / 1e9,
         "eq8_ms": plan.eq8_ps / 1e9,
         "planner_ms": answer.milliseconds,
-        "slots": plan.slot_expert.shape[1],
+        "slots": plan.plan.slot_expert.shape[1],
     }
 
 

@@ -4,7 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.topology import Topology
 
 
@@ -104,6 +104,9 @@ class PricedPlan:
     @property
     def num_experts(self) -> int:
         return self.topology.num_ranks * self.mains_per_rank
+
+    def problem(self, objective: str) -> Problem:
+        return Problem(self.topology, self.cost, self.num_experts, self.slot_expert.shape[1], None, 1, objective)
 
     def with_cost(self, **terms) -> "PricedPlan":
         return dataclasses.replace(self, cost=dataclasses.replace(self.cost, **terms))

@@ -14,6 +14,7 @@ from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan import reference
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.types import unpriced
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.simulate import (
     CALIBRATIONS,
@@ -55,7 +56,7 @@ def work(omega, planner="topoep_paper", **options):
     config = layer(**options)
     problem = Problem(TOPOLOGY, config.cost, SHAPE.num_experts, config.num_slots, None, 128, "bottleneck", "fast")
     plan = reference.solve(omega, problem, planner)
-    return work_of_planner(config, planner, plan.slot_expert, plan.quota)
+    return work_of_planner(config, planner, plan)
 
 
 def step_ps(works, rates=RATES, step=None, *, overlap=True):
@@ -160,7 +161,7 @@ def test_an_empty_plan_costs_its_planner_and_its_launches():
     paid = step_ps([empty]) - step_ps([plain])
     assert 50_000_000 <= paid <= 50_000_000 + sum(launched.values()) + product
     with pytest.raises(ValueError, match="so it is balanced"):
-        work_of(layer(), [[4, -1]] + [[-1, -1]] * 7, np.zeros((8, 8, 6), int), balanced=False)
+        work_of(layer(), unpriced(np.array([[4, -1]] + [[-1, -1]] * 7), np.zeros((8, 8, 6), int)), balanced=False)
 
 
 @pytest.mark.parametrize("skew", [0, -1, -4])
@@ -226,7 +227,7 @@ def test_agrees_with_the_timeline_of_the_compiled_program():
     )
     omega = biased_demand(shape, [-4.0], 0)[-4.0].astype(np.int32)
     plan = solve_layer_plan(config, omega, shape.tokens * shape.top_k)
-    own = work_of(config, plan.slot_expert, plan.quota, balanced=True)
+    own = work_of(config, plan, balanced=True)
     found = simulate(PipelinedLayer(LayerRates(Hardware.h100(), launch_us=0, plan_us=0)), [own], Step())
     assert found.layer_ms == pytest.approx(predicted, rel=0.02)
 
@@ -353,7 +354,7 @@ def test_a_layer_without_slots_is_not_balanced(slots):
     problem = Problem(TOPOLOGY, config.cost, SHAPE.num_experts, slots, None, 128, "bottleneck", "fast")
     for planner in ("none", "topoep_paper"):
         plan = reference.solve(omega, problem, planner)
-        own = work_of_planner(config, planner, plan.slot_expert, plan.quota)
+        own = work_of_planner(config, planner, plan)
         assert own.balanced == (planner != "none" and slots > 0)
 
 

@@ -140,7 +140,8 @@ def test_make_quick_compiles_no_layer() -> None:
 
 def project_texts() -> Iterator[Path]:
     """Files of the project that people write: nothing built, installed or downloaded."""
-    yield from (path for path in sorted(ROOT.iterdir()) if path.is_file() and path.suffix in TEXT_SUFFIXES)
+    top = (path for path in sorted(ROOT.iterdir()) if path.name != ".git")  # of a worktree, which is a file
+    yield from (path for path in top if path.is_file() and path.suffix in TEXT_SUFFIXES)
     for folder in (*PYTHON_FOLDERS, "xla_ffi", "docs"):
         for path in sorted((ROOT / folder).rglob("*")):
             if path.is_file() and path.suffix in TEXT_SUFFIXES:

@@ -12,7 +12,7 @@ from jax.sharding import PartitionSpec as P
 
 from topoep_jax import MoE, Topology, transport
 from topoep_jax._compat import vary_like
-from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.transfer import device_pull, device_push
 from topoep_jax.transport import Group, LayerSizes, group_sizes
 

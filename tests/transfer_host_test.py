@@ -8,8 +8,7 @@ import pytest
 
 from tests.transfer_test import on_mesh, placements
 from topoep_jax import Topology, solve_plan
-from topoep_jax.plan.cost import CostModel
-from topoep_jax.plan.pulls import MODES
+from topoep_jax.plan.problem import PULLS, CostModel
 from topoep_jax.transfer import pull, push
 from topoep_jax.transfer.host import host_pull, host_push
 
@@ -39,7 +38,7 @@ def test_pulls_are_those_of_the_xla_transport(case, dtype):
     num_ranks = topology.num_ranks
     mains = jax.random.normal(jax.random.key(1), (num_ranks, num_experts // num_ranks, size)).astype(dtype)
     xla = on_mesh(lambda mains, slots: pull(mains, slots, "ep"), num_ranks, 1)
-    ways = itertools.cycle(itertools.product(MODES, ("all", "domain", "none"), (1, 2, 3)))
+    ways = itertools.cycle(itertools.product(PULLS, ("all", "domain", "none"), (1, 2, 3)))
     for slot_expert in placements(num_ranks, num_experts, num_slots):
         want = np.asarray(xla(mains.reshape(num_experts, size), slot_expert)).reshape(num_ranks, num_slots, size)
         for mode, gets, workers in itertools.islice(ways, 9):

@@ -14,9 +14,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.plan.api import IMPLEMENTATIONS
-from topoep_jax.plan.cost import CostModel, Hardware
-from topoep_jax.plan.hardware import is_integer
-from topoep_jax.plan.pulls import MODES
+from topoep_jax.plan.hardware import Hardware, is_integer
+from topoep_jax.plan.problem import PULLS, CostModel
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.routing import Forced, get_router
@@ -158,7 +157,7 @@ class LayerConfig:
             self.gemm != "pallas" or not any(side % TILE for side in sides.values()),
             f"gemm='pallas' needs multiples of {TILE} for {sides}: choose other sizes, or gemm='scan'",
         )
-        _require(self.pulls in MODES, f"pulls={self.pulls!r} is unknown: choose one of {list(MODES)}")
+        _require(self.pulls in PULLS, f"pulls={self.pulls!r} is unknown: choose one of {list(PULLS)}")
         _require(
             self.transport == "device" or self.pulls == "direct",
             f"pulls={self.pulls!r} needs transport='device': lax collectives carry replicas straight from mains",

@@ -24,7 +24,8 @@ from pathlib import Path
 import numpy as np
 
 from topoep_jax._native import PLANNER_IDS
-from topoep_jax.plan.cost import CostModel, Hardware
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.plan.topoep import EFFORTS, candidates
 from topoep_jax.topology import Topology
 

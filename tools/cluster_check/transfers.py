@@ -14,8 +14,7 @@ from tools.cluster_check.cluster import connect
 from tools.gpu_check.runner import Setting
 from topoep_jax import transport
 from topoep_jax.config import STAGING_BYTES
-from topoep_jax.plan.cost import CostModel
-from topoep_jax.plan.pulls import MODES
+from topoep_jax.plan.problem import PULLS, CostModel
 from topoep_jax.transfer import device_pull, device_push, pull, push
 from topoep_jax.transport import Group, LayerSizes
 
@@ -48,7 +47,7 @@ def exact(setting: Setting) -> dict[str, object]:
     """Pulls by every schedule and pushes, bit for bit against lax collectives and against NumPy."""
     mesh = connect(setting)
     group = _init(setting, mesh, MAINS, COLUMNS * 4, LITTLE_STAGING)
-    modes = MODES if group.kind == "device" else ("direct",)
+    modes = PULLS if group.kind == "device" else ("direct",)
     compared = 0
     for mode in modes:
         programs = [_programs(mesh, group, kind, mode) for kind in dict.fromkeys((group.kind, "xla"))]
@@ -89,7 +88,7 @@ def times(setting: Setting) -> dict[str, object]:
     make = jax.jit(lambda n, dtype: jnp.ones((n, columns), dtype), static_argnums=(0, 1), out_shardings=sharding)
     mains = make(mesh.size * num_mains, jnp.bfloat16)
     slot_grads, main_grads = make(mesh.size * SLOTS, jnp.float32), make(mesh.size * num_mains, jnp.float32)
-    for mode in MODES if group.kind == "device" else ("direct",):
+    for mode in PULLS if group.kind == "device" else ("direct",):
         pulls, pushes = _programs(mesh, group, group.kind, mode)
         rows[f"{group.kind} {mode} pull ms"] = _milliseconds(lambda pulls=pulls: pulls(mains, plan))
     rows[f"{group.kind} push ms"] = _milliseconds(lambda: pushes(slot_grads, main_grads, plan))
@@ -111,7 +110,7 @@ def random_placement(rng: np.random.Generator, ranks: int, mains: int, slots: in
 
 def _init(setting: Setting, mesh: Mesh, mains: int, expert_bytes: int, staging_bytes: int) -> Group:
     """The group of the mesh; a machine with GPUs must have kernels."""
-    layers = [LayerSizes(mains, SLOTS, expert_bytes, mode) for mode in MODES]
+    layers = [LayerSizes(mains, SLOTS, expert_bytes, mode) for mode in PULLS]
     group = transport.init(mesh, sizes=layers, staging_bytes=staging_bytes, require=not setting.dry_run)
     assert group.kind == ("xla" if setting.dry_run else "device")
     return group

@@ -15,7 +15,8 @@ from topoep_jax.aot.schedule import Collective, Gemm
 from topoep_jax.config import LayerConfig
 from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps, traffic
+from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps
+from topoep_jax.plan.pulls import replicas
 from topoep_jax.shapes import Shape
 from topoep_jax.simulate.work import buffered
 from topoep_jax.synthetic import biased_demand
@@ -55,10 +56,8 @@ def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> L
     omega = biased_demand(workload, [skew], seed)[skew].astype(np.int32)
     assignments = tokens * config.top_k
     plan = solve_layer_plan(config, omega, assignments)
-    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
-    held = buffered(config, quota, assignments)
-    moved = traffic(slot_expert, quota, config.topology)
-    return Load(config, held.rows, held.aligned, moved.inter_pulls + moved.intra_pulls, tokens)
+    held = buffered(config, np.asarray(plan.quota), assignments)
+    return Load(config, held.rows, held.aligned, replicas(np.asarray(plan.slot_expert), config.num_mains), tokens)
 
 
 def collective_ps(collective: Collective, load: Load) -> int:

@@ -4,8 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.evaluate import Evaluation, terms_ps
+from topoep_jax.plan.cost import terms_ps
+from topoep_jax.plan.evaluate import Evaluation
 from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.types import Plan, unpriced
 
 
 @dataclasses.dataclass(frozen=True)
@@ -53,13 +55,14 @@ def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: 
     topology, cost = problem.topology, problem.cost
     domain = np.array(topology.domain_of_rank)
     main_rank = problem.main_rank()
-    terms = terms_ps(plan.slot_expert, plan.quota, problem)
+    slot_expert, quota = np.asarray(plan.plan.slot_expert), np.asarray(plan.plan.quota)
+    terms = terms_ps(plan.plan, problem)
     mean_load = max(before.rank_load.mean(), 1)
     copies: dict[int, list[Copy]] = {d: [] for d in range(topology.num_domains)}
-    for holder, slot in np.argwhere(plan.slot_expert >= 0).tolist():
-        expert = int(plan.slot_expert[holder, slot])
+    for holder, slot in np.argwhere(slot_expert >= 0).tolist():
+        expert = int(slot_expert[holder, slot])
         owner = int(main_rank[expert])
-        rows = plan.quota[:, holder, problem.mains_per_rank + slot].astype(np.int64)
+        rows = quota[:, holder, problem.mains_per_rank + slot].astype(np.int64)
         at_home, at_owner = rows[domain == domain[holder]].sum(), rows[domain == domain[owner]].sum()
         crosses = bool(domain[owner] != domain[holder])
         copies[int(domain[holder])].append(
@@ -73,18 +76,18 @@ def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: 
                 saved_bytes=2 * cost.token_bytes * int(at_home - at_owner) if crosses else 0,
                 crosses=crosses,
                 owner_load=(before.rank_load[owner] / mean_load, plan.rank_load[owner] / mean_load),
-                grown_ps=_grown_ps(plan, holder, slot, problem, terms),
+                grown_ps=_grown_ps(plan.plan, holder, slot, problem, terms),
             )
         )
     return {d: sorted(group, key=lambda c: (-c.demand, c.expert, c.holder)) for d, group in copies.items()}
 
 
-def _grown_ps(plan: Evaluation, holder: int, slot: int, problem: Problem, terms: dict[str, int]) -> dict[str, int]:
+def _grown_ps(plan: Plan, holder: int, slot: int, problem: Problem, terms: dict[str, int]) -> dict[str, int]:
     """By how much each of the plan's `terms` grows without the copy in one slot."""
     mains = problem.mains_per_rank
-    slot_expert, quota = plan.slot_expert.copy(), plan.quota.copy()
+    slot_expert, quota = np.array(plan.slot_expert), np.array(plan.quota)
     owner, main = divmod(int(slot_expert[holder, slot]), mains)
     slot_expert[holder, slot] = -1
     quota[:, owner, main] += quota[:, holder, mains + slot]
     quota[:, holder, mains + slot] = 0
-    return {cause: ps - terms[cause] for cause, ps in terms_ps(slot_expert, quota, problem).items()}
+    return {cause: ps - terms[cause] for cause, ps in terms_ps(unpriced(slot_expert, quota), problem).items()}

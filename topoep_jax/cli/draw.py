@@ -88,11 +88,12 @@ def _draw_map(figure: Any, axes: Any, story: "Story") -> None:
         axes.text(0.5, 0.5, "nothing is copied", ha="center", va="center", transform=axes.transAxes)
         axes.set_axis_off()
         return
+    slot_expert, quota = np.asarray(story.after.plan.slot_expert), np.asarray(story.after.plan.quota)
     rows = np.zeros((problem.num_experts, ranks))
     experts = np.arange(problem.num_experts)
-    rows[experts.reshape(ranks, mains), np.arange(ranks)[:, None]] = story.after.quota[:, :, :mains].sum(axis=0)
-    for rank, slot in np.argwhere(story.after.slot_expert >= 0):
-        rows[story.after.slot_expert[rank, slot], rank] = story.after.quota[:, rank, mains + slot].sum()
+    rows[experts.reshape(ranks, mains), np.arange(ranks)[:, None]] = quota[:, :, :mains].sum(axis=0)
+    for rank, slot in np.argwhere(slot_expert >= 0):
+        rows[slot_expert[rank, slot], rank] = quota[:, rank, mains + slot].sum()
     wanted = sorted(set(copied), key=lambda expert: (-rows[expert].sum(), expert))[:_MOST_EXPERTS]
     shown = rows[wanted]
     image = axes.imshow(np.where(shown > 0, shown, np.nan), aspect="auto", cmap="viridis_r", vmin=0)

@@ -11,7 +11,8 @@ from topoep_jax.cli import timed
 from topoep_jax.cli.copies import Copy, copies_of
 from topoep_jax.cli.output import check_writable, decimals_for, milliseconds, plural, table
 from topoep_jax.cli.study import Sample, Study
-from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes, terms_ps
+from topoep_jax.plan.cost import terms_ps
+from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes
 from topoep_jax.plan.problem import Problem, none
 from topoep_jax.plan.reference import PLANNERS, SCORED_ONLY
 from topoep_jax.plan.types import Status
@@ -58,7 +59,7 @@ class Story:
 
     def terms(self) -> dict[str, tuple[int, int]]:
         """Picoseconds before and after, by cause."""
-        before, after = (terms_ps(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
+        before, after = (terms_ps(p.plan, self.problem) for p in (self.before, self.after))
         return {cause: (before[cause], after[cause]) for cause in before}
 
     def ms(self, ps: int, sign: str = "") -> str:
@@ -68,7 +69,7 @@ class Story:
 
     def nic_bytes(self) -> tuple[np.ndarray, np.ndarray]:
         """int64 [2, R], sent and received between domains, before and after."""
-        before, after = (nic_bytes(p.slot_expert, p.quota, self.problem) for p in (self.before, self.after))
+        before, after = (nic_bytes(p.plan, self.problem) for p in (self.before, self.after))
         return before, after
 
     def summary(self) -> str:

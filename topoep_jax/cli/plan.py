@@ -7,6 +7,7 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
+import numpy as np
 from absl import flags
 
 from topoep_jax.cli import study as studies
@@ -143,10 +144,10 @@ def _quota_bound_ps(sample: Sample, plan: Evaluation, draft: Draft) -> int | Non
     """The least time that any quotas reach with the plan's replicas; None where mains were moved."""
     from topoep_jax.plan.bounds import lp_quota_bound
 
-    problem = dataclasses.replace(sample.problem, num_slots=plan.slot_expert.shape[1])
+    problem = dataclasses.replace(sample.problem, num_slots=plan.plan.slot_expert.shape[1])
     if not draft.holds[problem.main_rank(), range(problem.num_experts)].all():
         return None
-    return lp_quota_bound(plan.slot_expert, sample.omega, problem)["bound_ps"]
+    return lp_quota_bound(np.asarray(plan.plan.slot_expert), sample.omega, problem)["bound_ps"]
 
 
 def _optimum_ps(sample: Sample) -> int:

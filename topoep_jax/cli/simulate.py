@@ -185,6 +185,6 @@ def _answer(
             draft = timed.draft(planner, sample.omega, sample.problem)
             plan = evaluate(draft, sample.omega, sample.problem)
             plans.setdefault(planner, []).append(plan)
-            works.setdefault(planner, []).append(work_of_planner(config, planner, plan.slot_expert, plan.quota))
+            works.setdefault(planner, []).append(work_of_planner(config, planner, plan.plan))
     rows = sum(int(sample.omega.sum()) for sample in samples) / len(samples)
     return Answer(study, setting, samples[0].skew, rows / config.num_ranks / top_k, compare(setting, works), plans)

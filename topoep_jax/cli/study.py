@@ -10,9 +10,9 @@ from absl import flags
 
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
-from topoep_jax.plan import pulls
-from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, CostModel, Hardware
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import MAX_ROWS, PULLS, CostModel, Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.shapes import SHAPES, Shape, recorded_name
@@ -157,7 +157,7 @@ def define() -> flags.FlagValues:
         flag_values=values,
     )
     flags.DEFINE_enum("effort", "default", list(EFFORTS), "how long the planner 'topoep' searches", flag_values=values)
-    flags.DEFINE_enum("pulls", "direct", pulls.MODES, "how a replica's parameters travel", flag_values=values)
+    flags.DEFINE_enum("pulls", "direct", PULLS, "how a replica's parameters travel", flag_values=values)
     text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`")
     count(
         "inter_gbps",

@@ -13,8 +13,8 @@ from absl import logging
 from topoep_jax import _compat
 from topoep_jax.plan import reference
 from topoep_jax.plan.baselines import BASELINES
-from topoep_jax.plan.cost import MAX_INSTANCES, MAX_REPLICAS, MAX_ROWS, OBJECTIVES, CostModel
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.problem import MAX_INSTANCES, MAX_REPLICAS, MAX_ROWS, CostModel, Problem
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.plan.types import Plan
 from topoep_jax.topology import Topology

@@ -10,8 +10,9 @@ from typing import Any, TypedDict
 import numpy as np
 
 from topoep_jax._needs import to_install
-from topoep_jax.plan.cost import OBJECTIVES, CostModel
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.cost import predict_ps
+from topoep_jax.plan.problem import CostModel, Problem
+from topoep_jax.plan.types import Plan, unpriced
 
 _PS_PER_UNIT = 1e6
 """The solver counts microseconds: picoseconds would spread its numbers over ten decades."""
@@ -23,15 +24,13 @@ class Bound(TypedDict):
     Attributes:
       objective_ps: predicted picoseconds of the plan below; None if the solver found none in time.
       bound_ps: picoseconds that no plan of those considered is predicted to beat.
-      slot_expert: int64 [R, N], ascending on each rank, then -1; or None.
-      quota: int64 [R, R, E/R + N], rows by [source, rank, instance]; or None.
+      plan: that plan in NumPy, without time and status; or None.
       status: "optimal" (to the gap asked for) or "time limit".
     """
 
     objective_ps: int | None
     bound_ps: int
-    slot_expert: np.ndarray | None
-    quota: np.ndarray | None
+    plan: Plan | None
     status: str
 
 
@@ -266,19 +265,12 @@ class _Program:
         bound_ps = 0 if proven is None else max(int(proven * _PS_PER_UNIT), 0)
         status = "optimal" if result.status == 0 else "time limit"
         if result.x is None:
-            return Bound(objective_ps=None, bound_ps=bound_ps, slot_expert=None, quota=None, status=status)
-        slot_expert, quota = self._rounded(result.x)
-        objective = OBJECTIVES[self.problem.objective]
-        return Bound(
-            objective_ps=objective(slot_expert, quota, self.problem.topology, self.problem.cost),
-            bound_ps=bound_ps,
-            slot_expert=slot_expert,
-            quota=quota,
-            status=status,
-        )
+            return Bound(objective_ps=None, bound_ps=bound_ps, plan=None, status=status)
+        plan = self._rounded(result.x)
+        return Bound(objective_ps=predict_ps(plan, self.problem), bound_ps=bound_ps, plan=plan, status=status)
 
-    def _rounded(self, solution: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """Slots and quotas: rows are cut where their running sum over the instances of an expert passes a half.
+    def _rounded(self, solution: np.ndarray) -> Plan:
+        """The plan of a solution: rows are cut where their running sum over the instances of an expert passes a half.
 
         Crumbs on replicas that do not exist, within the solver's tolerance, go to the other instances.
         """
@@ -299,7 +291,7 @@ class _Program:
             away = away[away // mains != rank]
             slot_expert[rank, : away.size] = away
             quota[:, rank, : mains + away.size] = whole[:, np.concatenate([own, away]), rank]
-        return slot_expert, quota
+        return unpriced(slot_expert, quota)
 
 
 def _check_is_linear(cost: CostModel) -> None:

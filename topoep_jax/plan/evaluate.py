@@ -4,9 +4,7 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan import pulls
-from topoep_jax.plan.cost import OBJECTIVES, rank_compute_ps, row_traffic
-from topoep_jax.plan.links import busiest_direction, everything, link_ps
+from topoep_jax.plan.cost import moved_bytes, predict_ps
 from topoep_jax.plan.problem import Draft, Problem, aligned_rows
 from topoep_jax.plan.reference import finish
 from topoep_jax.plan.types import Plan, Status
@@ -26,9 +24,8 @@ class Evaluation:
       worst_nic_bytes: most bytes between domains that one rank sends or receives in a forward pass: a row leaves its
         source at dispatch and its executing rank at combine; pulls go as `cost.pulls` schedules them.
       max_aligned_rows: most rows on a rank, each instance rounded up to `block_rows`.
-      status: as in `Plan.status`, for the problem's cap and objective.
-      slot_expert: int32 [R, n], the replicas of each rank ascending, then -1; n is N or the most replicas on a rank.
-      quota: int32 [R, R, E/R + n], rows by [source, rank, instance].
+      plan: the draft as a plan in NumPy, with as many slots as the problem or as the most replicas on a rank; its time
+        and status are for the problem's objective and cap.
     """
 
     imbalance: float
@@ -39,14 +36,17 @@ class Evaluation:
     eq8_ps: int
     worst_nic_bytes: int
     max_aligned_rows: int
-    status: Status
-    slot_expert: np.ndarray
-    quota: np.ndarray
+    plan: Plan
+
+    @property
+    def status(self) -> Status:
+        """Of the plan."""
+        return Status(int(self.plan.status))
 
     @property
     def rank_load(self) -> np.ndarray:
-        """int64 [R], rows executed by each rank."""
-        return self.quota.sum(axis=(0, 2), dtype=np.int64)
+        """int32 [R], rows executed by each rank."""
+        return np.asarray(self.plan.rank_load)
 
 
 def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
@@ -56,55 +56,31 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
     """
     away = draft.quota.sum(axis=2).T > 0  # [R, E]
     away[problem.main_rank(), np.arange(problem.num_experts)] = False
-    num_slots = max(problem.num_slots, int(away.sum(axis=1).max()))
-    plan = finish(draft, omega, dataclasses.replace(problem, num_slots=num_slots))
-    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
+    wide = dataclasses.replace(problem, num_slots=max(problem.num_slots, int(away.sum(axis=1).max())))
+    plan = finish(draft, omega, wide)
+    quota = np.asarray(plan.quota)
     load = quota.sum(axis=(0, 2), dtype=np.int64)
     total = int(load.sum())
     rows = quota.sum(axis=2, dtype=np.int64)
-    priced = {name: cost(slot_expert, quota, problem.topology, problem.cost) for name, cost in OBJECTIVES.items()}
     return Evaluation(
         imbalance=int(load.max()) * load.size / total if total else 1.0,
         inter_domain=int((rows * problem.topology.crosses_domains()).sum()) / max(total, 1),
         replica=int(quota[:, :, problem.mains_per_rank :].sum(dtype=np.int64)) / max(total, 1),
-        num_replicas=int((slot_expert >= 0).sum()),
-        objective_ps=priced["bottleneck"],
-        eq8_ps=priced["eq8"],
-        worst_nic_bytes=int(nic_bytes(slot_expert, quota, problem).max()),
+        num_replicas=int((plan.slot_expert >= 0).sum()),
+        objective_ps=predict_ps(plan, dataclasses.replace(problem, objective="bottleneck")),
+        eq8_ps=predict_ps(plan, dataclasses.replace(problem, objective="eq8")),
+        worst_nic_bytes=int(nic_bytes(plan, problem).max()),
         max_aligned_rows=int(aligned_rows(quota, problem.block_rows).max()),
-        status=Status(int(plan.status)),
-        slot_expert=slot_expert,
-        quota=quota,
+        plan=plan,
     )
 
 
-def nic_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> np.ndarray:
+def nic_bytes(plan: Plan, problem: Problem) -> np.ndarray:
     """int64 [2, R]: bytes between domains that each rank sends and receives in a forward pass."""
     crosses = problem.topology.crosses_domains()
-    rows, copies = (moved * crosses for moved in _moved_bytes(slot_expert, quota, problem))
+    rows, copies = (moved * crosses for moved in moved_bytes(plan, problem))
     dispatch_and_combine = rows + rows.T
     return np.stack([(dispatch_and_combine + copies).sum(axis=axis) for axis in (1, 0)])
-
-
-def terms_ps(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> dict[str, int]:
-    """The predicted picoseconds of `problem.objective` by cause; they sum to it."""
-    cost, crosses = problem.cost, problem.topology.crosses_domains()
-    reduce = {"bottleneck": busiest_direction, "eq8": everything}[problem.objective]
-    rows, copies = _moved_bytes(slot_expert, quota, problem)
-    away = ~np.eye(problem.topology.num_ranks, dtype=bool)
-    terms = {"expert compute": int(rank_compute_ps(quota.sum(axis=0, dtype=np.int64), cost).max())}
-    for what, moved in (("rows", 2 * rows), ("pulls", copies)):
-        terms[f"{what} between domains"] = link_ps(reduce(moved * crosses), cost.inter_fs_per_byte)
-        terms[f"{what} inside a domain"] = link_ps(reduce(moved * (away & ~crosses)), cost.intra_fs_per_byte)
-    return terms
-
-
-def _moved_bytes(slot_expert: np.ndarray, quota: np.ndarray, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """int64 [R, R] twice: bytes of rows from source to executing rank at dispatch, and of pulled parameters."""
-    topology, cost = problem.topology, problem.cost
-    copies = pulls.schedule(slot_expert, problem.mains_per_rank, topology, cost)
-    rows = cost.token_bytes * row_traffic(quota)
-    return rows, pulls.moved_bytes(copies, topology, cost)
 
 
 def draft_of(plan: Plan, problem: Problem) -> Draft:

@@ -10,7 +10,7 @@ import numpy as np
 
 from topoep_jax.plan import problem as problems
 from topoep_jax.plan import reference
-from topoep_jax.plan.cost import OBJECTIVES, picoseconds
+from topoep_jax.plan.cost import picoseconds, predict_ps
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.types import Plan, Status
 
@@ -211,8 +211,7 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     if wrong.size:
         rank = wrong[0]
         raise LawError(f"bookkeeping: rank_load[{rank}]={plan.rank_load[rank]}, but its quotas sum to {load[rank]}")
-    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
-    counted = OBJECTIVES[problem.objective](slot_expert, quota, problem.topology, problem.cost)
+    counted = predict_ps(plan, problem)
     if picoseconds(plan.predicted_ps) != counted:
         raise LawError(f"bookkeeping: predicted_ps={picoseconds(plan.predicted_ps)}, but a recount gives {counted}")
     empty = _empty_plan(omega, problem)

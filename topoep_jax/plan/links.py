@@ -1,7 +1,7 @@
 """Time of what ranks send each other, for each class of link: inside a domain and across domains."""
 
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import numpy as np
 
@@ -41,32 +41,3 @@ def moved_ps(
     return link_ps(reduce(moved_bytes * inter), inter_fs_per_byte) + link_ps(
         reduce(moved_bytes * intra), intra_fs_per_byte
     )
-
-
-class Traffic(NamedTuple):
-    """What a plan moves, as int64 [R, R] counts from one rank to another; nothing on the diagonal, it costs nothing.
-
-    Every assignment is a row and every replica a pull from its main, whatever the cost model relays.
-    """
-
-    inter_rows: np.ndarray
-    """Rows from source rank to executing rank, between domains."""
-    intra_rows: np.ndarray
-    """The same inside a domain."""
-    inter_pulls: np.ndarray
-    """Replicas from main rank to holding rank, between domains."""
-    intra_pulls: np.ndarray
-    """The same inside a domain."""
-
-
-def traffic(slot_expert: np.ndarray, quota: np.ndarray, topology: Topology) -> Traffic:
-    """Counts the rows and pulls of a plan (`slot_expert` [R, N], `quota` [R, R, J]), split by class of link."""
-    num_ranks, num_slots = slot_expert.shape
-    mains_per_rank = quota.shape[2] - num_slots
-    rows = quota.sum(axis=2, dtype=np.int64)
-    pulls = np.zeros((num_ranks, num_ranks), np.int64)
-    rank, slot = np.nonzero(slot_expert >= 0)
-    np.add.at(pulls, (slot_expert[rank, slot] // mains_per_rank, rank), 1)
-    inter = topology.crosses_domains()
-    intra = ~inter & ~np.eye(num_ranks, dtype=bool)
-    return Traffic(rows * inter, rows * intra, pulls * inter, pulls * intra)

@@ -5,8 +5,133 @@ from collections.abc import Callable
 
 import numpy as np
 
-from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.hardware import NOMINAL_SPEED, Hardware, checked_speeds, is_integer, set_integers
+from topoep_jax.plan.types import Plan, unpriced
 from topoep_jax.topology import Topology
+
+MAX_ROWS = 2**31 - 1
+"""Largest total demand of a layer: every count of rows fits int32."""
+MAX_REPLICAS = 2**16
+"""Largest R x N: bounds the bytes of all pulls, so that no sum leaves 64 bits."""
+MAX_INSTANCES = 2 * MAX_REPLICAS
+"""Largest J = E/R + N of a rank, where instances cost time or are padded."""
+PULLS = ("direct", "relayed", "striped", "best")
+"""How a replica's parameters may travel; see `pulls`."""
+_INT64_MAX = 2**63 - 1
+
+
+@dataclasses.dataclass(frozen=True)
+class CostModel:
+    """What a planner needs to know about a model on some hardware.
+
+    A rank computes for `max(instance_ps * active instances, row_ps * padded rows) * 1000 // speed` picoseconds: few
+    rows cost the reading of parameters, many cost arithmetic (max-affine, as in makespan-aware dispatchers).
+    Each optional term is off by default, and then changes nothing.
+
+    Attributes:
+      expert_bytes: parameters of one expert (W).
+      token_bytes: one routed row (S); it crosses a link twice, at dispatch and at combine.
+      row_ps: picoseconds of expert compute per row, forward and backward; 0 for a model too small to matter.
+      inter_fs_per_byte: femtoseconds per byte between domains, per direction and GPU.
+      intra_fs_per_byte: the same inside a domain.
+      instance_ps: picoseconds that an active instance (one with rows) takes at least.
+      tile_rows: the rows of an instance are padded to a multiple of this; 0 for none.
+      rank_speed: speed of each rank in permille of nominal, or None: all are nominal.
+      pulls: how a replica's parameters travel: "direct" (from the main's rank), "relayed" (once across per domain),
+        "striped" (slices through every NIC of the main's domain), or "best" (the quickest of these); see `plan.pulls`.
+
+    Raises:
+      ValueError: a value is out of range, or is so large that a 64-bit sum could overflow with 2^31-1 rows, 2^16
+        replicas or 2^17 instances on a rank.
+    """
+
+    expert_bytes: int
+    token_bytes: int
+    row_ps: int
+    inter_fs_per_byte: int
+    intra_fs_per_byte: int
+    instance_ps: int = 0
+    tile_rows: int = 0
+    rank_speed: tuple[int, ...] | None = None
+    pulls: str = "direct"
+
+    def __post_init__(self) -> None:
+        set_integers(
+            self,
+            ("row_ps", "inter_fs_per_byte", "intra_fs_per_byte", "instance_ps", "tile_rows"),
+            minimum=0,
+        )
+        set_integers(self, ("expert_bytes", "token_bytes"), minimum=1)
+        object.__setattr__(self, "rank_speed", checked_speeds(self.rank_speed))
+        if self.pulls not in PULLS:
+            raise ValueError(f"pulls={self.pulls!r} is unknown: choose one of {list(PULLS)}")
+        self._check_overflow()
+
+    def _check_overflow(self) -> None:
+        slowest_link = max(self.inter_fs_per_byte, self.intra_fs_per_byte, 1)
+        slowest_rank = min(self.rank_speed or (NOMINAL_SPEED,))
+        copies_per_replica = 1 if self.pulls == "direct" else 2  # a slice may pass through one rank on its way
+        padded_rows = MAX_ROWS + MAX_INSTANCES * max(self.tile_rows - 1, 0)
+        limits = {
+            "tile_rows": MAX_ROWS,
+            "row_ps": _compute_limit(padded_rows, slowest_rank),
+            "instance_ps": _compute_limit(MAX_INSTANCES, slowest_rank),
+            "token_bytes": _INT64_MAX // (2 * MAX_ROWS * slowest_link),
+            "expert_bytes": _INT64_MAX // (copies_per_replica * MAX_REPLICAS * slowest_link),
+        }
+        for name, limit in limits.items():
+            if getattr(self, name) > limit:
+                raise ValueError(
+                    f"{name}={getattr(self, name)} is above {limit}, where 64-bit picoseconds could overflow (the"
+                    f" slowest link takes {slowest_link} fs per byte, the slowest rank runs at {slowest_rank} permille,"
+                    f" and tiles have {self.tile_rows} rows): check the units"
+                )
+
+    def check_ranks(self, num_ranks: int) -> None:
+        """Raises ValueError if there is a speed for another number of ranks."""
+        if self.rank_speed is not None and len(self.rank_speed) != num_ranks:
+            raise ValueError(
+                f"rank_speed has {len(self.rank_speed)} entries, but the topology has {num_ranks} ranks: give one each"
+            )
+
+    @classmethod
+    def from_model(
+        cls,
+        hidden: int,
+        ffn: int,
+        hardware: Hardware,
+        *,
+        dtype_bytes: int = 2,
+        instance_ps: int = 0,
+        tile_rows: int = 0,
+        pulls: str = "direct",
+    ) -> "CostModel":
+        """Sizes of a gated expert: three [hidden, ffn] matrices; 18 x hidden x ffn flop per row, forward and backward.
+
+        Raises:
+          ValueError: a size is not a positive integer, or overflows (see the class).
+        """
+        for name, value in (("hidden", hidden), ("ffn", ffn), ("dtype_bytes", dtype_bytes)):
+            if not is_integer(value) or value < 1:
+                raise ValueError(f"{name}={value!r} must be an integer of at least 1")
+        hidden, ffn, dtype_bytes = int(hidden), int(ffn), int(dtype_bytes)
+        return cls(
+            expert_bytes=3 * hidden * ffn * dtype_bytes,
+            token_bytes=hidden * dtype_bytes,
+            row_ps=18 * hidden * ffn * 1000 // hardware.gflops,
+            inter_fs_per_byte=hardware.inter_fs_per_byte,
+            intra_fs_per_byte=hardware.intra_fs_per_byte,
+            instance_ps=instance_ps,
+            tile_rows=tile_rows,
+            rank_speed=hardware.rank_speed,
+            pulls=pulls,
+        )
+
+
+def _compute_limit(count: int, slowest_rank: int) -> int:
+    """The most picoseconds of one unit of compute, so that `count` units take half of 64 bits on the slowest rank."""
+    limit = _INT64_MAX // (2 * count)
+    return limit if slowest_rank >= NOMINAL_SPEED else limit // NOMINAL_SPEED * slowest_rank
 
 
 @dataclasses.dataclass(frozen=True)
@@ -83,8 +208,8 @@ def meets_cap(quota: np.ndarray, problem: Problem) -> bool:
     return problem.cap_rows is None or int(aligned_rows(quota, problem.block_rows).max()) <= problem.cap_rows
 
 
-def fill_slots(draft: Draft, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
-    """`slot_expert` [R, N], ascending, and `quota` [R, R, J] of a draft; replicas without rows are left out."""
+def fill_slots(draft: Draft, problem: Problem) -> Plan:
+    """The slots, ascending, and quotas of a draft, unpriced; replicas without rows are left out."""
     num_ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
     slot_expert = np.full((num_ranks, problem.num_slots), -1, np.int64)
     quota = np.zeros((num_ranks, num_ranks, mains + problem.num_slots), np.int64)
@@ -96,4 +221,4 @@ def fill_slots(draft: Draft, problem: Problem) -> tuple[np.ndarray, np.ndarray]:
         slot_expert[rank, : replicas.size] = replicas
         served = np.concatenate([own, replicas])
         quota[:, rank, : served.size] = draft.quota[served, rank].T
-    return slot_expert, quota
+    return unpriced(slot_expert, quota)

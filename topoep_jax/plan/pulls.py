@@ -14,17 +14,13 @@ experts follow each other as in a pipeline, so a link is busy for the sum.
 """
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, NamedTuple
+from typing import NamedTuple
 
 import numpy as np
 
 from topoep_jax.plan.links import busiest_direction, everything, moved_ps
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.topology import Topology
-
-if TYPE_CHECKING:  # the cost model prices pulls, so it imports this file
-    from topoep_jax.plan.cost import CostModel
-
-MODES = ("direct", "relayed", "striped", "best")
 
 
 class Copies(NamedTuple):
@@ -46,7 +42,7 @@ class Copies(NamedTuple):
         return first, expert_bytes * (self.slice_index + 1) // self.slices
 
 
-def schedule(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology, cost: "CostModel") -> Copies:
+def schedule(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology, cost: CostModel) -> Copies:
     """The copies of a plan's replicas (`slot_expert` int [R, N], -1 if empty), as `cost.pulls` says."""
     if cost.pulls != "best":
         return _SCHEDULES[cost.pulls](slot_expert, mains_per_rank, topology)
@@ -54,7 +50,7 @@ def schedule(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology, c
     return min(candidates, key=lambda copies: price(copies, topology, cost))  # the first of the smallest
 
 
-def moved_bytes(copies: Copies, topology: Topology, cost: "CostModel") -> np.ndarray:
+def moved_bytes(copies: Copies, topology: Topology, cost: CostModel) -> np.ndarray:
     """Bytes from one rank to another over all stages, int64 [R, R]."""
     moved = np.zeros((topology.num_ranks, topology.num_ranks), np.int64)
     first, end = copies.byte_range(cost.expert_bytes)
@@ -62,13 +58,21 @@ def moved_bytes(copies: Copies, topology: Topology, cost: "CostModel") -> np.nda
     return moved
 
 
-def price(copies: Copies, topology: Topology, cost: "CostModel") -> int:
+def replicas(slot_expert: np.ndarray, mains_per_rank: int) -> np.ndarray:
+    """Replicas (`slot_expert` int [R, N], -1 if empty) from main rank to holding rank, int64 [R, R]."""
+    counts = np.zeros((len(slot_expert),) * 2, np.int64)
+    holder, slot = np.nonzero(slot_expert >= 0)
+    np.add.at(counts, (slot_expert[holder, slot] // mains_per_rank, holder), 1)
+    return counts
+
+
+def price(copies: Copies, topology: Topology, cost: CostModel) -> int:
     """Picoseconds by the bottleneck rule: for each class of link, the busiest rank, in or out."""
     moved = moved_bytes(copies, topology, cost)
     return moved_ps(moved, topology, cost.inter_fs_per_byte, cost.intra_fs_per_byte, busiest_direction)
 
 
-def eq8(copies: Copies, topology: Topology, cost: "CostModel") -> int:
+def eq8(copies: Copies, topology: Topology, cost: CostModel) -> int:
     """Picoseconds by Eq. 8 of the paper: the bytes of all ranks together."""
     moved = moved_bytes(copies, topology, cost)
     return moved_ps(moved, topology, cost.inter_fs_per_byte, cost.intra_fs_per_byte, everything)

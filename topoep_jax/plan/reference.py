@@ -7,9 +7,9 @@ Ties always go to the smaller index. While it plans, a planner works on a dense 
 import numpy as np
 
 from topoep_jax.plan.baselines import BASELINES
-from topoep_jax.plan.cost import MAX_ROWS, OBJECTIVES, split_picoseconds
+from topoep_jax.plan.cost import predict_ps, split_picoseconds
 from topoep_jax.plan.paper import topoep_paper
-from topoep_jax.plan.problem import Draft, Planner, Problem, fill_slots, meets_cap, none
+from topoep_jax.plan.problem import MAX_ROWS, Draft, Planner, Problem, fill_slots, meets_cap, none
 from topoep_jax.plan.topoep import topoep
 from topoep_jax.plan.types import Plan, Status
 
@@ -61,22 +61,13 @@ def refuse(problem: Problem) -> Plan:
 
 def finish(draft: Draft, omega: np.ndarray, problem: Problem) -> Plan:
     """Drops replicas without rows, fills slots in ascending expert id, and states load, predicted time and status."""
-    slot_expert, quota = fill_slots(draft, problem)
-    empty_slots, empty_quota = fill_slots(none(omega, problem), problem)
-    objective = OBJECTIVES[problem.objective]
-    predicted = objective(slot_expert, quota, problem.topology, problem.cost)
+    plan, empty = fill_slots(draft, problem), fill_slots(none(omega, problem), problem)
+    predicted = predict_ps(plan, problem)
     status = Status(0)
-    if meets_cap(quota, problem):
+    if meets_cap(np.asarray(plan.quota), problem):
         status |= Status.CAP_MET
-    if (slot_expert < 0).all():
+    if (plan.slot_expert < 0).all():
         status |= Status.EMPTY
-    empty_predicted = objective(empty_slots, empty_quota, problem.topology, problem.cost)
-    if meets_cap(empty_quota, problem) and predicted > empty_predicted:
+    if meets_cap(np.asarray(empty.quota), problem) and predicted > predict_ps(empty, problem):
         status |= Status.OVER_EMPTY_COST
-    return Plan(
-        slot_expert=slot_expert.astype(np.int32),
-        quota=quota.astype(np.int32),
-        rank_load=quota.sum(axis=(0, 2)).astype(np.int32),
-        predicted_ps=split_picoseconds(predicted),
-        status=np.array(status, np.int32),
-    )
+    return plan._replace(predicted_ps=split_picoseconds(predicted), status=np.array(status, np.int32))

@@ -44,3 +44,10 @@ class Plan(NamedTuple):
     rank_load: jax.Array | np.ndarray
     predicted_ps: jax.Array | np.ndarray
     status: jax.Array | np.ndarray
+
+
+def unpriced(slot_expert: np.ndarray, quota: np.ndarray) -> Plan:
+    """The plan of `slot_expert` int [R, N] and `quota` int [R, R, J] in NumPy, with no predicted time and no status."""
+    quota = quota.astype(np.int32)
+    load = quota.sum(axis=(0, 2), dtype=np.int32)
+    return Plan(slot_expert.astype(np.int32), quota, load, np.zeros(2, np.int32), np.zeros((), np.int32))

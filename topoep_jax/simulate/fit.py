@@ -118,7 +118,7 @@ def planned_works(model: str, planner: str, demand: Iterable[np.ndarray]) -> lis
     works = []
     for omega in demand:
         plan = solve(omega, problem, planner)
-        works.append(work_of_planner(config, planner, plan.slot_expert, plan.quota))
+        works.append(work_of_planner(config, planner, plan))
     return works
 
 

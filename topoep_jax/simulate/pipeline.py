@@ -10,8 +10,9 @@ import functools
 import numpy as np
 
 from topoep_jax.experts import Matrix, packed_matrices
-from topoep_jax.plan.cost import CostModel, rank_compute_ps
+from topoep_jax.plan.cost import rank_compute_ps
 from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.simulate.calibration import nodes_per_assignment
 from topoep_jax.simulate.program import Links, Program
 from topoep_jax.simulate.work import Work

@@ -6,11 +6,10 @@ from typing import NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
-from numpy.typing import ArrayLike
 
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import measure_extent
-from topoep_jax.plan import pulls
+from topoep_jax.plan import Plan, pulls
 
 
 class Buffered(NamedTuple):
@@ -76,36 +75,31 @@ class Work:
         return int(self.rows.sum())
 
 
-def work_of(config: LayerConfig, slot_expert: ArrayLike, quota: ArrayLike, *, balanced: bool) -> Work:
-    """The work of a plan: `slot_expert` int [R, N] and `quota` int [R, R, J], also with more slots than the layer's.
+def work_of(config: LayerConfig, plan: Plan, *, balanced: bool) -> Work:
+    """The work of a plan, also of one with more slots than the layer's.
 
     Args:
       config: the layer.
-      slot_expert: as in `Plan`.
-      quota: as in `Plan`.
+      plan: the plan.
       balanced: see `Work`.
 
     Raises:
       ValueError: replicas without a planner.
     """
-    held, executed = np.asarray(slot_expert, np.int64), np.asarray(quota)
+    held, executed = np.asarray(plan.slot_expert), np.asarray(plan.quota)
     if not balanced and (held >= 0).any():
         raise ValueError(f"the plan has {(held >= 0).sum()} replicas, so it is balanced: pass balanced=True")
-    num_ranks = config.num_ranks
-    mean_rows = -(-int(executed.sum(dtype=np.int64)) // num_ranks)
+    mean_rows = -(-int(executed.sum(dtype=np.int64)) // config.num_ranks)
     copies = pulls.schedule(held, config.num_mains, config.topology, config.cost)
-    replicas = np.zeros((num_ranks, num_ranks), np.int64)
-    holder, slot = np.nonzero(held >= 0)
-    np.add.at(replicas, (held[holder, slot] // config.num_mains, holder), 1)
     return Work(
         config,
         *buffered(config, executed, max(mean_rows, 1), unbounded=True),
         pulls.moved_bytes(copies, config.topology, config.cost),
-        replicas,
+        pulls.replicas(held, config.num_mains),
         balanced,
     )
 
 
-def work_of_planner(config: LayerConfig, planner: str, slot_expert: ArrayLike, quota: ArrayLike) -> Work:
+def work_of_planner(config: LayerConfig, planner: str, plan: Plan) -> Work:
     """The work of a planner's plan, as `work_of`: balanced unless the planner is "none" or the plan has no slots."""
-    return work_of(config, slot_expert, quota, balanced=planner != "none" and np.shape(slot_expert)[1] > 0)
+    return work_of(config, plan, balanced=planner != "none" and plan.slot_expert.shape[1] > 0)

@@ -10,7 +10,7 @@ from typing import IO
 
 import numpy as np
 
-from topoep_jax.plan.cost import MAX_ROWS
+from topoep_jax.plan.problem import MAX_ROWS
 from topoep_jax.traces import container
 from topoep_jax.traces.info import TraceInfo
 from topoep_jax.traces.layout import HEAD, decode, microbatch_of, read_head

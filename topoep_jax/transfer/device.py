@@ -13,7 +13,7 @@ import numpy as np
 
 from topoep_jax._compat import vary_like
 from topoep_jax._native_ids import PULL_IDS
-from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.transport import Group, LayerSizes, group_sizes
 
 

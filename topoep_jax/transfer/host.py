@@ -8,7 +8,7 @@ import numpy as np
 
 from topoep_jax._native import PULL_IDS
 from topoep_jax.config import STAGING_BYTES
-from topoep_jax.plan.cost import CostModel
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.topology import Topology
 
 Gets = Literal["none", "domain", "all"]

@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 from topoep_jax._native_ids import PULL_IDS
 from topoep_jax.config import STAGING_BYTES
-from topoep_jax.plan.cost import MAX_REPLICAS
 from topoep_jax.plan.hardware import is_integer
+from topoep_jax.plan.problem import MAX_REPLICAS
 from topoep_jax.topology import Topology
 
 _BOUNCE_BYTES = 8 * 2**20  # the workers' shares, together

@@ -6,8 +6,8 @@ from typing import Any
 import numpy as np
 
 from topoep_jax.plan import pulls
-from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.problem import CostModel
 from topoep_jax.shapes import SHAPES
 from topoep_jax.topology import Topology
 from train.experiments import style

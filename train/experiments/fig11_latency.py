@@ -8,9 +8,8 @@ from typing import Any
 import numpy as np
 
 from topoep_jax.cli import timed
-from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.plan.topoep import dependent_steps, dependent_steps_of_paper
 from topoep_jax.topology import Topology
 from train.experiments import style

@@ -7,10 +7,9 @@ import numpy as np
 
 from topoep_jax.cli import timed
 from topoep_jax.config import LayerConfig
-from topoep_jax.plan.cost import CostModel
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.shapes import Shape
 from topoep_jax.simulate import Work, work_of_planner
@@ -42,7 +41,7 @@ def scored(shape: Shape, skew: float, seed: int, planner: str, asked: Problem) -
 
 def slots_of(plan: Evaluation) -> int:
     """The most replicas on a rank, or its slots."""
-    return plan.slot_expert.shape[1]
+    return plan.plan.slot_expert.shape[1]
 
 
 def work(shape: Shape, planner: str, plan: Evaluation, asked: Problem, hardware: Hardware) -> Work:
@@ -51,4 +50,4 @@ def work(shape: Shape, planner: str, plan: Evaluation, asked: Problem, hardware:
         shape.hidden, shape.ffn, shape.num_experts, shape.top_k, shape.topology, num_slots=asked.num_slots
     )
     config = dataclasses.replace(config, hardware=hardware)
-    return work_of_planner(config, planner, plan.slot_expert, plan.quota)
+    return work_of_planner(config, planner, plan.plan)

@@ -4,9 +4,10 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.cost import predict_ps
 from topoep_jax.plan.hardware import NOMINAL_SPEED
 from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.types import unpriced
 
 NOWHERE = -1
 """No rank, no expert, no instance."""
@@ -85,8 +86,7 @@ class Facts:
 
     def score(self, slot_expert: np.ndarray, quota: np.ndarray) -> int:
         """The problem's objective of one plan ([R, N] and [R, R, J]) in picoseconds."""
-        objective = OBJECTIVES[self.problem.objective]
-        return objective(slot_expert, quota, self.problem.topology, self.problem.cost)
+        return predict_ps(unpriced(slot_expert, quota), self.problem)
 
 
 def share(level: np.ndarray | int, speed: np.ndarray) -> np.ndarray:

@@ -33,8 +33,8 @@ class Plans:
     @classmethod
     def of(cls, facts: Facts, draft: Draft) -> "Plans":
         """One plan from a draft that moves no main; slots in ascending order, those without rows left out."""
-        slot_expert, quota = fill_slots(draft, facts.problem)
-        return cls(slot_expert[None], quota[None])
+        plan = fill_slots(draft, facts.problem)
+        return cls(np.asarray(plan.slot_expert, np.int64)[None], np.asarray(plan.quota, np.int64)[None])
 
     @classmethod
     def joined(cls, parts: Sequence["Plans"]) -> "Plans":
