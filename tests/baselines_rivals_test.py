@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from tests.cases import named, tagged
-from tests.generator import GOOD_KINDS, biased_demand, small_demand
+from tests.generator import GOOD_KINDS, about, biased_demand, small_demand
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.baselines.common import quota_in_proportion
 from topoep_jax.plan.baselines.echo import clone, spill
@@ -16,12 +16,18 @@ from topoep_jax.plan.baselines.metro import activate
 from topoep_jax.plan.baselines.placemoe import allocate
 from topoep_jax.topology import Topology
 
-SMALL = [
-    pytest.param(case, small_demand(case, kind).astype(np.int64), id=f"{case.name}-{kind}")
-    for case in tagged("laws")
-    for kind in GOOD_KINDS
-]
-ON_SMALL_CASES = pytest.mark.parametrize(("case", "omega"), SMALL)
+
+def on_small_cases(check):
+    """A test of each case, that `check(case, omega)` holds for every kind of demand."""
+
+    @pytest.mark.parametrize("case", tagged("laws"), ids=lambda case: case.name)
+    def test(case):
+        for kind in GOOD_KINDS:
+            with about(f"{kind} demand"):
+                check(case, small_demand(case, kind).astype(np.int64))
+
+    test.__doc__ = check.__doc__
+    return test
 
 
 def rows(name, case, omega):
@@ -29,7 +35,7 @@ def rows(name, case, omega):
     return BASELINES[name](omega, case.problem()).quota.sum(axis=2)
 
 
-@ON_SMALL_CASES
+@on_small_cases
 def test_moonep_is_exact_and_each_rank_receives_from_one_home(case, omega):
     executed = rows("moonep", case, omega)
     load, main = executed.sum(axis=0), case.problem().main_rank()
@@ -40,14 +46,14 @@ def test_moonep_is_exact_and_each_rank_receives_from_one_home(case, omega):
         assert received.sum() <= case.num_experts // load.size
 
 
-@ON_SMALL_CASES
-@pytest.mark.parametrize("name", ["echo", "taot"])
-def test_clones_fill_cold_ranks_to_the_mean_at_most(case, omega, name):
-    executed, main = rows(name, case, omega), case.problem().main_rank()
-    before = np.bincount(main, weights=omega.sum(axis=0)).astype(np.int64)
-    after, mean = executed.sum(axis=0), omega.sum() / before.size
-    assert (after[before <= mean] <= np.ceil(mean)).all()
-    assert (after[before > mean] <= before[before > mean]).all()
+@on_small_cases
+def test_clones_fill_cold_ranks_to_the_mean_at_most(case, omega):
+    for name in ("echo", "taot"):
+        executed, main = rows(name, case, omega), case.problem().main_rank()
+        before = np.bincount(main, weights=omega.sum(axis=0)).astype(np.int64)
+        after, mean = executed.sum(axis=0), omega.sum() / before.size
+        assert (after[before <= mean] <= np.ceil(mean)).all()
+        assert (after[before > mean] <= before[before > mean]).all()
 
 
 def test_echo_by_hand():
@@ -67,7 +73,7 @@ def test_taot_prefers_a_clone_in_the_home_domain():
     assert executed[0].tolist() == [9, 9, 5, 9]
 
 
-@ON_SMALL_CASES
+@on_small_cases
 def test_lplb_reaches_the_value_of_its_program(case, omega):
     pytest.importorskip("scipy")
     executed, problem = rows("lplb", case, omega), case.problem()
@@ -96,7 +102,7 @@ def test_lplb_uneven_domains_form_a_ring():
     assert mirror_graph(Topology((0,)), 2).tolist() == [[-1, -1]]
 
 
-@ON_SMALL_CASES
+@on_small_cases
 def test_placemoe_sends_each_source_to_one_copy(case, omega):
     quota = BASELINES["placemoe"](omega, case.problem()).quota
     assert ((quota > 0).sum(axis=1) <= 1).all()
@@ -108,7 +114,7 @@ def test_placemoe_uses_all_slots_for_the_most_demanded():
     assert allocate(np.array([5, 9]), 12, 2).tolist() == [1, 1]
 
 
-@ON_SMALL_CASES
+@on_small_cases
 def test_metro_activates_one_instance_per_expert(case, omega):
     executed = rows("metro", case, omega)
     assert ((executed > 0).sum(axis=1) == (omega.sum(axis=0) > 0)).all()

@@ -131,6 +131,7 @@ TINY = dataclasses.replace(
 )
 
 
+@pytest.mark.full
 def test_every_phase_is_found_in_a_profile() -> None:
     found = emulated.profile(TINY, tokens=64, steps=2)
     milliseconds = {(phase, way): ms for phase, way, over, ms in found["times"] if over == SLOWEST}

@@ -3,7 +3,9 @@
 Scoring shares no code with `topoep_jax.plan.cost`: it follows the assignments one instance at a time.
 """
 
+import contextlib
 import dataclasses
+from collections.abc import Iterator
 
 import numpy as np
 
@@ -12,6 +14,16 @@ from topoep_jax.plan.types import Plan
 from topoep_jax.synthetic import biased_demand as biased_demand
 
 MAX_ROWS = 2**31 - 1
+
+
+@contextlib.contextmanager
+def about(what: str) -> Iterator[None]:
+    """Notes at what fails inside which of a test's many questions it was."""
+    try:
+        yield
+    except Exception as error:
+        error.add_note(what)
+        raise
 
 
 def small_demand(case: Case, kind: str, seed: int = 0) -> np.ndarray:

@@ -224,6 +224,7 @@ for folder in sys.argv[1:]:
 """
 
 
+@pytest.mark.full
 def test_conversion_needs_less_memory_than_the_model(tmp_path: Path) -> None:
     shapes = dataclasses.replace(models.Qwen3MoEConfig.tiny(), hidden=256, ffn=256, num_experts=32)
     folders = []

@@ -222,6 +222,7 @@ def on_each_process(folder: str) -> None:
         checkpoint.load(alone, config, jax.tree.map(lambda leaf: leaf.sharding, params))
 
 
+@pytest.mark.full
 def test_memory_beyond_the_result_is_a_block(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     config = dataclasses.replace(models.Qwen3MoEConfig.tiny(), hidden=256, ffn=128, num_experts=32, vocab=4000)
     table = parameters.parameters(config)

@@ -74,7 +74,7 @@ def test_padding_may_hold_nan(make_moe):
     jax.tree.map(np.testing.assert_array_equal, grads, clean_grads)
 
 
-@pytest.mark.parametrize("axis_types", ["auto", "explicit"])
+@pytest.mark.parametrize("axis_types", ["auto", pytest.param("explicit", marks=pytest.mark.full)])
 def test_data_parallel_groups_plan_on_their_own_and_share_gradients(make_moe, axis_types):
     kind = jax.sharding.AxisType.Auto if axis_types == "auto" else jax.sharding.AxisType.Explicit
     mesh = Mesh(np.array(jax.devices()[:16]).reshape(2, 4, 2), ("data", "ep", "tensor"), axis_types=(kind,) * 3)

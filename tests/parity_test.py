@@ -113,7 +113,14 @@ def runs(folders):
     return functools.cache(lambda name: run_of(by_name[name], folders / name))
 
 
-@pytest.fixture(params=VARIANTS, ids=lambda variant: variant.name)
+PLAIN = ("qwen3", "glm4_air", "deepseek_v2")
+"""One of each model; the other variants take as long."""
+
+
+@pytest.fixture(
+    params=[v if v.name in PLAIN else pytest.param(v, marks=pytest.mark.full) for v in VARIANTS],
+    ids=lambda variant: variant.name,
+)
 def run(request, runs):
     return runs(request.param.name)
 

@@ -62,6 +62,7 @@ def fail_in_one_process(_: str) -> None:
         raise RuntimeError("process 1 gave up")
 
 
+@pytest.mark.full
 def test_a_failing_process_is_reported():
     with pytest.raises(AssertionError, match="process 1 gave up"):
         run_processes("tests.plan_multiprocess_test:fail_in_one_process", "", timeout_s=20)

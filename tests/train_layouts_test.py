@@ -49,36 +49,34 @@ def assert_same_state(got: dict[str, np.ndarray], want: dict[str, np.ndarray]) -
         np.testing.assert_allclose(got[name], leaf, rtol=1e-4, atol=1e-6, err_msg=name)
 
 
+def batches_for(config) -> np.ndarray:
+    """int32 [steps, B, S + 1]."""
+    return np.random.default_rng(0).integers(0, 257, (STEPS, config.batch_size, config.seq_len + 1), np.int32)
+
+
 @pytest.mark.parametrize(
     "model", [pytest.param(model, marks=[] if model == "glm4-tiny" else pytest.mark.full) for model in SHAPES]
 )
-def test_layouts_are_equal(model, tmp_path):
+def test_a_pipeline_is_the_whole(model, tmp_path):
     # Qwen3's balance loss is over a microbatch, and so depends on how many there are.
     same = {"shape": f"{SHAPES[model]},num_layers=3", "balance_loss": model != "qwen3-tiny", **SETTINGS}
     config = settings(tmp_path / "run", model, ep=4, microbatches=MICROBATCHES, **same)
-    spread_config = settings(tmp_path / "run", model, planner="none", dp=2, ep=2, fsdp=True, **same)
-    whole, spread, pipeline = build(config), build(spread_config), Pipeline(config, np.asarray(jax.devices()[:8]), 2)
-    state, spread_state, states = whole.init(), spread.init(), pipeline.init()
-    batches = np.random.default_rng(0).integers(0, 257, (STEPS, config.batch_size, config.seq_len + 1), np.int32)
+    whole, pipeline = build(config), Pipeline(config, np.asarray(jax.devices()[:8]), 2)
+    state, states = whole.init(), pipeline.init()
+    batches = batches_for(config)
     np.testing.assert_equal(joined(states), joined((state,)))
     loads = []
     for batch in batches:
         state, want = whole.step(state, whole.place(batch))
         states, got = pipeline.step(states, pipeline.place(batch))
-        spread_state, spread_got = spread.step(spread_state, spread.place(batch))
-        want, got, spread_got = jax.device_get((want, got, spread_got))
+        want, got = jax.device_get((want, got))
         assert want.grad_norm > config.clip, "the norm of all stages decides"
         assert (want.balance > 0) == config.balance_loss
         assert_alike(got, want, moe=want.moe._fields)
         assert_same_state(joined(states), joined((state,)))
-        assert_alike(spread_got, want, moe=("expert_load",))
-        assert_same_state(joined((spread_state,)), joined((state,)))
-        assert want.moe.replica.max() > 0 == spread_got.moe.replica.max(), "one balances, the other does not"
         loads.append(want.moe.expert_load)
 
     assert [int(state.step) for state in states] == [STEPS, STEPS]
-    table = spread_state.params["embedding"]["table"]
-    assert table.sharding.shard_shape(table.shape) == (257, 16 // 4), "fsdp"
     if model == "glm4-tiny":
         bias = np.asarray(state.params["layers"]["moe"]["correction_bias"])
         moves = sum(np.sign(load.mean(axis=1, keepdims=True) - load) for load in loads)
@@ -91,6 +89,24 @@ def test_layouts_are_equal(model, tmp_path):
     states, got = pipeline.step(states, pipeline.place(batches[0]))
     assert not is_sound(jax.device_get(got))
     np.testing.assert_equal(joined(states), before, "what goes wrong in one stage leaves all as they were")
+
+
+@pytest.mark.full
+def test_data_groups_without_balancing_are_the_same(tmp_path):
+    same = {"shape": f"{SHAPES['glm4-tiny']},num_layers=3", "balance_loss": True, **SETTINGS}
+    config = settings(tmp_path / "run", "glm4-tiny", ep=4, microbatches=MICROBATCHES, **same)
+    whole = build(config)
+    spread = build(settings(tmp_path / "run", "glm4-tiny", planner="none", dp=2, ep=2, fsdp=True, **same))
+    state, spread_state = whole.init(), spread.init()
+    for batch in batches_for(config):
+        state, want = whole.step(state, whole.place(batch))
+        spread_state, got = spread.step(spread_state, spread.place(batch))
+        want, got = jax.device_get((want, got))
+        assert_alike(got, want, moe=("expert_load",))
+        assert_same_state(joined((spread_state,)), joined((state,)))
+        assert want.moe.replica.max() > 0 == got.moe.replica.max(), "one balances, the other does not"
+    table = spread_state.params["embedding"]["table"]
+    assert table.sharding.shard_shape(table.shape) == (257, 16 // 4), "fsdp"
 
 
 @pytest.mark.parametrize(("num_stages", "microbatches"), [(1, 3), (2, 1), (2, 5), (4, 2), (4, 9)])

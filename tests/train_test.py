@@ -239,6 +239,7 @@ def one_step_here(folder: str) -> None:
     assert len(met) == 2, "behind the compilation of either step"
 
 
+@pytest.mark.full  # two processes train in CI's check for clusters, too
 def test_two_processes_start_like_one_and_run_what_overflows_again(whole_run, tmp_path):
     text_of(tmp_path)
     run_processes("tests.train_test:one_step_here", str(tmp_path))
