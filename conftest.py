@@ -24,6 +24,8 @@ from tests import leaks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
+# Programs without the stack of each operation: nobody reads it, and writing it is a sixth of a compilation.
+jax.config.update("jax_traceback_in_locations_limit", 0)
 
 # No compilation cache, though compiling is most of the time: on CPU a program with collectives that JAX's persistent
 # cache returns may run two of them at once and deadlock (jax 0.10.2: the default training step, at its second call).
