@@ -11,7 +11,7 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/plan/plan_cuda.h"
 #include "xla_ffi/plan/topoep/depth.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/transport/sizes.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);

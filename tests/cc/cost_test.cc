@@ -20,7 +20,7 @@ struct Instance {
   std::vector<int32_t> domain_of_rank;
   int32_t num_experts;
   int32_t num_slots;
-  Cost cost;
+  CostModel cost;
   std::vector<int32_t> slot_expert;
   std::vector<int32_t> quota = {};
   Objective objective = Objective::kBottleneck;
@@ -57,7 +57,7 @@ struct Instance {
 constexpr int64_t kTrafficPs = 8 * 10 * 5 + 24 * 20 + 24 * 5;
 
 Instance VectorA() {
-  Instance instance{{0, 0, 1, 1}, 4, 1, Cost{24, 4, 100, 20000, 5000}, {2, 0, -1, -1}};
+  Instance instance{{0, 0, 1, 1}, 4, 1, CostModel{24, 4, 100, 20000, 5000}, {2, 0, -1, -1}};
   instance.SetRows(0, 0, 0, 2);
   instance.SetRows(0, 0, 1, 8);
   instance.SetRows(0, 1, 1, 4);
@@ -104,7 +104,7 @@ TEST(CostTest, SlowRanksTakeLonger) {
 }
 
 TEST(CostTest, PullsAreScheduled) {
-  Instance instance{{0, 0, 0, 1, 1, 1}, 6, 1, Cost{10, 1, 0, 20000, 5000}, {4, 0, -1, 0, -1, 0}};
+  Instance instance{{0, 0, 0, 1, 1, 1}, 6, 1, CostModel{10, 1, 0, 20000, 5000}, {4, 0, -1, 0, -1, 0}};
   EXPECT_EQ(instance.BottleneckPs(), 20 * 20 + 10 * 5);
   EXPECT_EQ(instance.Eq8Ps(), 30 * 20 + 10 * 5);
   instance.cost.pulls = Pulls::kRelayed;
@@ -131,7 +131,8 @@ TEST(CostTest, TheOrderOfLanesDoesNotMatter) {
   std::mt19937 rng(1);
   const auto draw = [&rng](int low, int high) { return std::uniform_int_distribution<int>(low, high)(rng); };
   for (int i = 0; i < 500; ++i) {
-    Instance instance{{}, 0, draw(1, 3), Cost{draw(1, 99), draw(1, 9), draw(0, 9), draw(0, 20000), draw(0, 5000)}, {}};
+    Instance instance{
+        {}, 0, draw(1, 3), CostModel{draw(1, 99), draw(1, 9), draw(0, 9), draw(0, 20000), draw(0, 5000)}, {}};
     const int num_ranks = draw(2, 8);
     for (int r = 0; r < num_ranks; ++r) instance.domain_of_rank.push_back(draw(0, 2));
     instance.num_experts = 2 * num_ranks;
@@ -163,7 +164,7 @@ TEST(CostTest, ComputeAtItsLimitFitsSixtyFourBits) {
     for (const int64_t tile_rows : {0, 128}) {
       const int64_t rows = MaxPaddedRows(tile_rows);
       Problem problem{};
-      problem.cost = Cost{1, 1, ComputeLimit(rows, slowest), 1, 1};
+      problem.cost = CostModel{1, 1, ComputeLimit(rows, slowest), 1, 1};
       problem.cost.rank_speed = &slowest;
       problem.cost.tile_rows = tile_rows;
       const long double exact = static_cast<long double>(problem.cost.row_ps) * rows * 1000 / slowest;

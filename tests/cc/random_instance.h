@@ -10,8 +10,8 @@
 #include <tuple>
 #include <vector>
 
-#include "xla_ffi/plan/plan.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/problem.h"
+#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 
@@ -22,7 +22,7 @@ struct Instance {
   std::vector<int32_t> domain_of_rank, omega, rank_speed;
   int32_t num_experts = 0;
   int32_t num_slots = 0;
-  Cost cost{};
+  CostModel cost{};
   int64_t cap_rows = kNoCap;
   int64_t block_rows = 1;
   Objective objective = Objective::kBottleneck;
@@ -109,7 +109,7 @@ inline Instance RandomInstance(uint32_t seed) {
     instance.omega.push_back(i % instance.num_experts == hot ? 20 * rows : rows);
     total += instance.omega.back();
   }
-  instance.cost = Cost{draw(1, 3000), draw(1, 8), draw(0, 200), draw(0, 20000), draw(0, 5000)};
+  instance.cost = CostModel{draw(1, 3000), draw(1, 8), draw(0, 200), draw(0, 20000), draw(0, 5000)};
   if (draw.OneIn(4)) instance.cost.instance_ps = draw(0, 3000);
   if (draw.OneIn(4)) instance.cost.tile_rows = draw(0, 16);
   if (draw.OneIn(4)) instance.cost.pulls = static_cast<Pulls>(draw(0, 3));

@@ -51,7 +51,7 @@ Answer SolveOnBlocks(Instance instance) {
   std::fill(instance.eager.begin(), instance.eager.end(), -99);
 
   RunBlock(problem, work, 0,
-           [](SerialTeam& team, const Problem& p, const Workspace& w, const Memory&) { Begin(team, p, w); });
+           [](SerialTeam& team, const Problem&, const Workspace& w, const Memory&) { Begin(team, w); });
   std::vector<std::thread> blocks;
   for (int32_t block = 0; block < layout.blocks; ++block) {
     blocks.emplace_back([&, block] {

@@ -23,7 +23,7 @@ struct Instance {
   int32_t num_experts;
   int32_t num_slots;
   std::vector<int32_t> omega;
-  Cost cost{24, 4, 0, 20000, 5000};  // hidden 2, ffn 2: a replica pays from 4 rows on
+  CostModel cost{24, 4, 0, 20000, 5000};  // hidden 2, ffn 2: a replica pays from 4 rows on
   int64_t cap_rows = kNoCap;
   int64_t block_rows = 1;
   Planner planner = Planner::kTopoepPaper;
@@ -137,7 +137,7 @@ TEST(SolverTest, CapCountsAlignedRows) {
 
 TEST(SolverTest, LargestDemandAndTimeFitSixtyFourBits) {
   Instance instance{{0, 1}, 2, 0, {0, static_cast<int32_t>(kMaxRows), 0, 0}};
-  instance.cost = Cost{int64_t{1} << 30, 1 << 16, int64_t{1} << 30, 20000, 5000};
+  instance.cost = CostModel{int64_t{1} << 30, 1 << 16, int64_t{1} << 30, 20000, 5000};
   const Answer answer = SolveInstance(instance);
   EXPECT_EQ(answer.rank_load[1], kMaxRows);
   EXPECT_EQ(Picoseconds(answer), (int64_t{1} << 30) * kMaxRows + int64_t{2} * (1 << 16) * kMaxRows * 20);

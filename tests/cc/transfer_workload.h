@@ -18,7 +18,7 @@
 
 #include "tests/cc/test_fabric.h"
 #include "xla_ffi/plan/domains.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/thread_team.h"
 #include "xla_ffi/transfer/host_fabric.h"
 #include "xla_ffi/transfer/pull.h"

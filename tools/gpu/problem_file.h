@@ -7,8 +7,8 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/plan/plan.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/problem.h"
+#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 

@@ -198,7 +198,7 @@ class Rank {
   int32_t rank_;
   Group& group_;
   LayerShape layer_;
-  Cost prices_{};
+  CostModel prices_{};
   cudaStream_t stream_ = nullptr;
   DeviceArray<int32_t> slot_expert_;
   DeviceArray<float> mains_;  // parameters, then their gradients

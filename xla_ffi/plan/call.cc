@@ -58,7 +58,7 @@ ffi::Error CheckTopology(Dimensions omega, Int32Attribute domain_of_rank) {
 }
 
 // The bounds of CostModel: no 64-bit sum overflows within them.
-ffi::Error CheckCost(const Cost& cost, int64_t num_ranks, int64_t num_speeds, int64_t instances) {
+ffi::Error CheckCost(const CostModel& cost, int64_t num_ranks, int64_t num_speeds, int64_t instances) {
   const int64_t slowest_link = std::max({cost.inter_fs_per_byte, cost.intra_fs_per_byte, int64_t{1}});
   if (slowest_link > kInt64Max / (2 * kMaxRows)) {
     return CheckRange("fs_per_byte", slowest_link, 0, kInt64Max / (2 * kMaxRows));
@@ -129,15 +129,15 @@ xla::ffi::Error PlanCall::Read(Int32s omega, Int32sResult slot_expert, Int32sRes
                                Int64Attribute candidates, Int32Attribute thrifty, Int32Attribute eager,
                                int64_t fill_moves, bool paper, int64_t refine_changes, int64_t refine_starts,
                                int64_t refine_waves, int64_t num_threads) {
-  const Cost cost{expert_bytes,
-                  token_bytes,
-                  row_ps,
-                  inter_fs_per_byte,
-                  intra_fs_per_byte,
-                  instance_ps,
-                  tile_rows,
-                  rank_speed.size() == 0 ? nullptr : rank_speed.begin(),
-                  static_cast<Pulls>(pulls)};
+  const CostModel cost{expert_bytes,
+                       token_bytes,
+                       row_ps,
+                       inter_fs_per_byte,
+                       intra_fs_per_byte,
+                       instance_ps,
+                       tile_rows,
+                       rank_speed.size() == 0 ? nullptr : rank_speed.begin(),
+                       static_cast<Pulls>(pulls)};
   if (ffi::Error error = CheckTopology(omega.dimensions(), domain_of_rank); error.failure()) return error;
   const int64_t num_ranks = omega.dimensions()[0];
   const int64_t num_experts = omega.dimensions()[1];

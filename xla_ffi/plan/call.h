@@ -9,8 +9,8 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
-#include "xla_ffi/plan/plan.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/problem.h"
+#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 

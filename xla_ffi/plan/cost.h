@@ -1,4 +1,4 @@
-// Predicted time of a plan: the integer arithmetic of topoep_jax/plan/cost.py, as bodies for any team.
+// Predicted time of a plan, as bodies for any team; topoep_jax/plan/cost.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_COST_H_
 #define TOPOEP_XLA_FFI_PLAN_COST_H_
@@ -8,7 +8,7 @@
 
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/links.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/pulls.h"
 #include "xla_ffi/team/team.h"
 
@@ -19,7 +19,7 @@ inline constexpr int64_t kNominalSpeed = 1000;              // permille
 inline constexpr int64_t kMaxSpeed = 1'000'000;             // rows x speed fit 64 bits
 
 // Rows of an instance, padded to whole tiles.
-TOPOEP_BODY inline int64_t PaddedRows(const Cost& cost, int64_t rows) {
+TOPOEP_BODY inline int64_t PaddedRows(const CostModel& cost, int64_t rows) {
   if (cost.tile_rows == 0) return rows;
   return (rows + cost.tile_rows - 1) / cost.tile_rows * cost.tile_rows;
 }
@@ -27,7 +27,7 @@ TOPOEP_BODY inline int64_t PaddedRows(const Cost& cost, int64_t rows) {
 // Picoseconds that `rank` computes: max-affine in its padded rows and its instances with rows, at its own speed.
 TOPOEP_BODY inline int64_t RankComputePs(const Problem& problem, int32_t rank, int64_t padded_rows,
                                          int64_t active_instances) {
-  const Cost& cost = problem.cost;
+  const CostModel& cost = problem.cost;
   const int64_t for_instances = cost.instance_ps * active_instances;
   const int64_t for_rows = cost.row_ps * padded_rows;
   const int64_t ps = for_instances > for_rows ? for_instances : for_rows;

@@ -6,7 +6,7 @@
 #include <cstdint>
 #include <vector>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {

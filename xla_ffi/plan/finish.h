@@ -1,11 +1,11 @@
-// The last step of every planner: slots in order, loads and status; bodies for any team.
+// The last step of every planner: slots in order, loads, status; topoep_jax/plan/finish.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_FINISH_H_
 #define TOPOEP_XLA_FFI_PLAN_FINISH_H_
 
 #include <cstdint>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
@@ -49,11 +49,11 @@ struct Worth {
   int64_t cost;     // time under problem.objective
   int64_t aligned;  // most aligned rows of a rank
   int32_t has_replicas;
-
-  TOPOEP_BODY bool MeetsCap(const Problem& problem) const {
-    return problem.cap_rows == kNoCap || aligned <= problem.cap_rows;
-  }
 };
+
+TOPOEP_BODY inline bool MeetsCap(const Problem& problem, int64_t aligned_rows) {
+  return problem.cap_rows == kNoCap || aligned_rows <= problem.cap_rows;
+}
 
 // Writes the final plan of slots (in any order; all replicas have rows) and quotas, whose `worth` is known, as is that
 // of the plan without replicas. plan.rank_load must be zero. No dependent step.
@@ -71,9 +71,9 @@ TOPOEP_STAGE void Finish(Team& team, const Problem& problem, const int32_t* slot
     plan.predicted_ps[0] = static_cast<int32_t>(worth.cost >> 32);
     plan.predicted_ps[1] = static_cast<int32_t>(static_cast<uint32_t>(worth.cost));
     int32_t status = 0;
-    if (worth.MeetsCap(problem)) status |= kCapMet;
+    if (MeetsCap(problem, worth.aligned)) status |= kCapMet;
     if (!worth.has_replicas) status |= kEmpty;
-    if (empty.MeetsCap(problem) && worth.cost > empty.cost) status |= kOverEmptyCost;
+    if (MeetsCap(problem, empty.aligned) && worth.cost > empty.cost) status |= kOverEmptyCost;
     *plan.status = status;
   });
 }

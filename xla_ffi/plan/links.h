@@ -1,11 +1,11 @@
-// Bytes between ranks by class of link, and the time they take: topoep_jax/plan/links.py.
+// Bytes between ranks by class of link, and their time; topoep_jax/plan/links.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_LINKS_H_
 #define TOPOEP_XLA_FFI_PLAN_LINKS_H_
 
 #include <cstdint>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
@@ -14,7 +14,7 @@ namespace topoep {
 TOPOEP_BODY inline int64_t LinkPs(int64_t bytes, int64_t fs_per_byte) { return bytes * fs_per_byte / 1000; }
 
 // The sum of both classes of link, each rounded once.
-TOPOEP_BODY inline int64_t LinksPs(const Cost& cost, int64_t inter_bytes, int64_t intra_bytes) {
+TOPOEP_BODY inline int64_t LinksPs(const CostModel& cost, int64_t inter_bytes, int64_t intra_bytes) {
   return LinkPs(inter_bytes, cost.inter_fs_per_byte) + LinkPs(intra_bytes, cost.intra_fs_per_byte);
 }
 
@@ -83,7 +83,7 @@ class Links {
   }
 
  private:
-  const Cost* cost_;
+  const CostModel* cost_;
   const int32_t* domain_of_rank_;
   int32_t num_ranks_;
   int64_t* words_;  // [class][sent, received][R]

@@ -1,4 +1,4 @@
-// The paper's two-stage planner (section 4.3), as a body for any team, with the ties of topoep_jax/plan/paper.py.
+// The paper's two-stage planner (section 4.3); topoep_jax/plan/paper.py is the same in NumPy.
 //
 // Stage 1 has a closed form: a domain's i-th best remote expert goes to its rank i mod G, slot i / G. It leaves at most
 // one instance of an expert in each domain, so that the even split needs no list of holders. Stage 2 runs in all
@@ -11,6 +11,7 @@
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/state.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
@@ -85,12 +86,12 @@ TOPOEP_STAGE void SplitEvenly(Team& team, const Context& context, const PaperMem
     const auto quota = [&](int32_t holder) -> int32_t& {
       return *state.Quota(context, source, holder / context.instances, holder % context.instances);
     };
-    const int32_t nearby = memory.holder[context.At(context.DomainOf(source), expert)];
+    const int32_t intra = memory.holder[context.At(context.DomainOf(source), expert)];
     const int32_t main = memory.holder[context.At(context.Home(expert), expert)];
-    if (nearby == main || rows == 0) return;  // the empty plan has them there
+    if (intra == main || rows == 0) return;  // the empty plan has them there
     quota(main) = 0;
-    if (nearby >= 0) {
-      quota(nearby) = rows;
+    if (intra >= 0) {
+      quota(intra) = rows;
       return;
     }
     int32_t count = 0;
@@ -181,10 +182,10 @@ TOPOEP_STAGE void ShedHalfGaps(Team& team, const Context& context, const PaperMe
     const int32_t expert = state.ExpertOf(context, busiest, instance_of(domain, i));
     const bool held = state.InstanceOf(context, target, expert) >= 0;
     if (!held && memory.used[target] == context.slots) return kNoKey;
-    const uint64_t nearness = held ? 2 : context.Home(expert) == domain ? 1 : 0;
+    const uint64_t preference = held ? 2 : context.Home(expert) == domain ? 1 : 0;
     const uint64_t lightness = static_cast<uint64_t>(kMaxRows - memory.load[target]);
     // 31, 31 and 2 bits: rows come first. Zero rows do not compete, so that no key is kNoKey.
-    const uint64_t bits = static_cast<uint64_t>(rows) << 33 | lightness << 2 | nearness;
+    const uint64_t bits = static_cast<uint64_t>(rows) << 33 | lightness << 2 | preference;
     return static_cast<int64_t>(bits ^ uint64_t{1} << 63);
   };
   // Quotas are not read before the next barrier, so that lanes may still be moving rows of the last round.

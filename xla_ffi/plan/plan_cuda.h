@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 
 struct CUstream_st;  // cudaStream_t points to it
 

@@ -1,4 +1,4 @@
-// What the pulls of a plan cost: the sums of the schedule in topoep_jax/plan/pulls.py, without listing its copies.
+// What the pulls of a plan cost, without a list of copies; topoep_jax/plan/pulls.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_PULLS_H_
 #define TOPOEP_XLA_FFI_PLAN_PULLS_H_
@@ -7,7 +7,7 @@
 
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/links.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
@@ -21,17 +21,17 @@ class PullCounts {
 
   TOPOEP_BODY PullCounts(const Problem& problem, int64_t* words)
       : holders(words),
-        near(holders + problem.num_experts),
-        owned(near + problem.num_ranks),
-        near_of_domain(owned + problem.num_ranks),
-        far_of_domain(near_of_domain + problem.num_domains),
-        owned_of_domain(far_of_domain + problem.num_domains) {}
+        intra(holders + problem.num_experts),
+        owned(intra + problem.num_ranks),
+        intra_of_domain(owned + problem.num_ranks),
+        inter_of_domain(intra_of_domain + problem.num_domains),
+        owned_of_domain(inter_of_domain + problem.num_domains) {}
 
   int64_t* holders;          // [E] replicas of an expert
-  int64_t* near;             // [R] replicas on a rank whose main is in its domain
+  int64_t* intra;            // [R] replicas on a rank whose main is in its domain
   int64_t* owned;            // [R] replicated experts whose main is on the rank
-  int64_t* near_of_domain;   // [M] replicas in the domain of mains there
-  int64_t* far_of_domain;    // [M] first holders, in other domains, of experts whose main is here
+  int64_t* intra_of_domain;  // [M] replicas in the domain of mains there
+  int64_t* inter_of_domain;  // [M] first holders, in other domains, of experts whose main is here
   int64_t* owned_of_domain;  // [M] replicated experts whose main is in the domain
 };
 
@@ -79,13 +79,13 @@ TOPOEP_STAGE void AddStripedPulls(Team& team, const Problem& problem, const Doma
     const int32_t home = problem.DomainOfExpert(expert);
     team.Add(&counts.holders[expert], int64_t{1});
     if (home == problem.domain_of_rank[rank]) {
-      team.Add(&counts.near[rank], int64_t{1});
-      team.Add(&counts.near_of_domain[home], int64_t{1});
+      team.Add(&counts.intra[rank], int64_t{1});
+      team.Add(&counts.intra_of_domain[home], int64_t{1});
       return;
     }
     const int32_t first = FirstHolder(problem, domains, slot_expert, rank, expert);
     if (first == rank) {
-      team.Add(&counts.far_of_domain[home], int64_t{1});
+      team.Add(&counts.inter_of_domain[home], int64_t{1});
       links.AddReceived(team, Links::kInter, rank, bytes);
     } else {
       links.Add(team, first, rank, bytes);
@@ -103,12 +103,12 @@ TOPOEP_STAGE void AddStripedPulls(Team& team, const Problem& problem, const Doma
     const int64_t at = domains.position[rank];
     const int64_t size = domains.Size(home);
     const int64_t slice = bytes * (at + 1) / size - bytes * at / size;
-    // The owner spreads its experts; then this rank's slice goes to holders nearby and to the first ones far away.
-    const int64_t sent_near = counts.near_of_domain[home] - counts.near[rank];
+    // The owner spreads its experts; then this rank's slice goes to holders there and to the first ones elsewhere.
+    const int64_t sent_intra = counts.intra_of_domain[home] - counts.intra[rank];
     const int64_t received = counts.owned_of_domain[home] - counts.owned[rank];
-    links.AddSent(team, Links::kIntra, rank, counts.owned[rank] * (bytes - slice) + slice * sent_near);
-    links.AddReceived(team, Links::kIntra, rank, counts.near[rank] * (bytes - slice) + slice * received);
-    links.AddSent(team, Links::kInter, rank, slice * counts.far_of_domain[home]);
+    links.AddSent(team, Links::kIntra, rank, counts.owned[rank] * (bytes - slice) + slice * sent_intra);
+    links.AddReceived(team, Links::kIntra, rank, counts.intra[rank] * (bytes - slice) + slice * received);
+    links.AddSent(team, Links::kInter, rank, slice * counts.inter_of_domain[home]);
   });
 }
 

@@ -11,9 +11,9 @@
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/solve.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 

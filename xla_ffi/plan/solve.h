@@ -11,11 +11,13 @@
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/paper.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/topoep/candidate.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/plan/topoep/refine.h"
 #include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/state.h"
 
 namespace topoep {
 
@@ -97,7 +99,7 @@ TOPOEP_BODY void RunEntry(Team& team, const Problem& problem, const Workspace& w
     improver.Start();
     Record(team, work.context, improver, memory.state, entries, entries.Paper());
   } else if (problem.planner == Planner::kTopoep) {
-    RunCandidate(team, work.context, work.effort, run, kPhases - 1, memory, &entries);
+    RunPhases(team, work.context, work.effort, run, memory, entries);
   } else {
     RunEmpty(team, work, memory);
   }
@@ -110,41 +112,12 @@ TOPOEP_BODY State Restore(Team& team, const Workspace& work, const Memory& memor
   if (at == work.entries.Paper()) {
     MakePaperPlan(team, work, memory);
   } else if (work.context.problem->planner == Planner::kTopoep) {
-    RunCandidate(team, work.context, work.effort, at / kPhases, at % kPhases, memory, nullptr);
+    RunCandidate(team, work.context, work.effort, at / kPhases, at % kPhases, memory, [](Improver<Team>&, int32_t) {});
   } else {
     SetEmpty(team, work.context, memory.state);
   }
   team.Sync();
   return memory.state;
-}
-
-// Refines the plan of entry `choice`, and the cheapest ones, into memory.state; returns what the best is worth.
-template <class Team>
-TOPOEP_STAGE Worth RefineBest(Team& team, const Workspace& work, const Memory& memory, int32_t choice) {
-  const Context& context = work.context;
-  const Entries& entries = work.entries;
-  const auto refine = [&](int32_t entry) {
-    const State state = Restore(team, work, memory, entry);
-    if (state.quota != memory.state.quota) CopyState(team, context, state, memory.state);
-    return Refine(team, context, work.effort, memory.improve, memory.spare_state, memory.state);
-  };
-  Worth best = refine(choice);
-  int64_t last = -1;
-  for (int32_t start = 0; best.MeetsCap(*context.problem) && start < work.effort.refine_starts; ++start) {
-    const int32_t entry = NextCheapest(*context.problem, entries.entry, entries.count, last);
-    if (entry < 0) break;
-    last = entries.entry[entry].worth.cost;
-    CopyState(team, context, memory.state, memory.best_state);
-    team.Sync();
-    const Worth worth = refine(entry);
-    if (worth.MeetsCap(*context.problem) && worth.cost < best.cost) {
-      best = worth;
-    } else {
-      CopyState(team, context, memory.best_state, memory.state);
-      team.Sync();
-    }
-  }
-  return best;
 }
 
 // Chooses among the entries and writes the plan. RunEntry() must have ended for every entry.
@@ -159,16 +132,19 @@ TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& w
   team.ForEach(problem.num_ranks, [&](int32_t rank) { plan.rank_load[rank] = 0; });
   team.Single([&] {
     if (!work.RunsPaper()) entries.entry[entries.Paper()].exists = 0;
-    *entries.choice = problem.planner == Planner::kNone          ? 0
-                      : problem.planner == Planner::kTopoepPaper ? entries.Paper()
-                                                                 : Choose(problem, entries);
+    if (problem.planner == Planner::kNone) *entries.choice = 0;
+    if (problem.planner == Planner::kTopoepPaper) *entries.choice = entries.Paper();
+    if (problem.planner == Planner::kTopoep) *entries.choice = Choose(problem, entries);
   });
   team.Sync();
   const int32_t choice = *entries.choice;
   Worth worth = entries.entry[choice].worth;
   State state = memory.state;
   if (problem.planner == Planner::kTopoep && CanRefine(work.context, work.effort)) {
-    worth = RefineBest(team, work, memory, choice);
+    worth = RefineBest(team, work.context, work.effort, memory, entries, choice, [&](int32_t entry) {
+      const State kept = Restore(team, work, memory, entry);
+      if (kept.quota != memory.state.quota) CopyState(team, work.context, kept, memory.state);
+    });
   } else {
     state = Restore(team, work, memory, choice);
   }

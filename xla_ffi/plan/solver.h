@@ -6,7 +6,7 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_SOLVER_H_
 #define TOPOEP_XLA_FFI_PLAN_SOLVER_H_
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 
 namespace topoep {
 

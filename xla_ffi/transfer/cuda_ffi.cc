@@ -113,7 +113,7 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
                          row_bytes, static_cast<Pulls>(pulls)};
   error = CheckSizes(kTarget, *group, layer);
   if (error.failure()) return error;
-  Cost prices{};
+  CostModel prices{};
   prices.expert_bytes = expert_bytes;
   prices.inter_fs_per_byte = inter_fs_per_byte;
   prices.intra_fs_per_byte = intra_fs_per_byte;

@@ -8,7 +8,7 @@
 #include <cstdint>
 #include <string>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/transfer/host_fabric.h"
 
 namespace topoep {

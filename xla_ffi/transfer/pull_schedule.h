@@ -14,7 +14,7 @@
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/links.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/pulls.h"
 #include "xla_ffi/team/team.h"
 #include "xla_ffi/transfer/windows.h"

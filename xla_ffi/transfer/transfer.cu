@@ -147,7 +147,7 @@ cudaError_t PrepareKernels(int32_t device, int32_t num_workers) {
   return error;
 }
 
-cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
+cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const CostModel& prices, const int32_t* slot_expert,
                        const void* mains, void* slots, TurnToken turn, cudaStream_t stream) {
   Problem problem = ProblemOf(group.options().domain_of_rank, layer);
   const DomainTable table(problem);

@@ -9,7 +9,7 @@
 //              aliased, plus one
 //   attributes group int64            key of the communicator that topoep_jax.transport.init made on this device
 //              domain_of_rank int32[R] must equal the group's
-//              pulls int64            enum Pulls of xla_ffi/plan/plan.h
+//              pulls int64            enum Pulls of xla_ffi/plan/problem.h
 //              expert_bytes, inter_fs_per_byte, intra_fs_per_byte int64
 //                                     the planner's prices, from which Pulls::kBest chooses as the planner did
 //
@@ -33,7 +33,7 @@
 
 #include <cstdint>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/transport/group.h"
 #include "xla_ffi/transport/sizes.h"
 
@@ -52,7 +52,7 @@ cudaError_t PrepareKernels(int32_t device, int32_t num_workers);
 // Enqueue the kernels of one call; an error says why they could not be, and what goes wrong later shows when the stream
 // is synchronised. All pointers are to device memory. `layer` fits the group and holds the bytes of a row of the
 // arrays; of `prices` the bytes of an expert and the rates count, for Pulls::kBest.
-cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const Cost& prices, const int32_t* slot_expert,
+cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const CostModel& prices, const int32_t* slot_expert,
                        const void* mains, void* slots, TurnToken turn, cudaStream_t stream);
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,
                        float* main_grads, TurnToken turn, cudaStream_t stream);

@@ -10,7 +10,7 @@
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/transfer/pull_schedule.h"
 #include "xla_ffi/transfer/push_schedule.h"
 #include "xla_ffi/transfer/windows.h"

@@ -5,7 +5,7 @@
 
 #include <cstdint>
 
-#include "xla_ffi/plan/plan.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/counting_team.h"
 
 namespace topoep {

@@ -1,5 +1,4 @@
-// Which rank of a domain holds each expert the domain serves, and which of its own experts get a second instance there:
-// a few variants in every domain, the best one stays.
+// Fills the slots of every domain on its own; topoep_jax/plan/topoep/fill.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_H_
@@ -9,6 +8,7 @@
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/fill_case.h"
 #include "xla_ffi/plan/topoep/select.h"
+#include "xla_ffi/plan/topoep/state.h"
 
 namespace topoep {
 

@@ -1,4 +1,4 @@
-// One domain filled in one way: which of its ranks hold what, and the moves that fill it. Each lane sees all of it.
+// One domain filled in one way; topoep_jax/plan/topoep/fill_case.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_CASE_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_CASE_H_
@@ -299,22 +299,22 @@ class FillCase {
   // Time of the slowest rank and of the busiest rank's pulls.
   TOPOEP_BODY int64_t Cost() const {
     int64_t level = 0;
-    int64_t most_near = 0;
-    int64_t most_far = 0;
+    int64_t most_intra = 0;
+    int64_t most_inter = 0;
     for (int32_t g = 0; g < size; ++g) {
-      int64_t near = 0;
-      int64_t far = 0;
+      int64_t intra = 0;
+      int64_t inter = 0;
       for (int32_t n = 0; n < context_.slots; ++n) {
         if (Expert(g, n) < 0 || Rows(g, n) == 0) continue;
-        (IsRemote(Expert(g, n)) ? far : near) += 1;
+        (IsRemote(Expert(g, n)) ? inter : intra) += 1;
       }
       const int64_t own = context_.Level(Rank(g), Load(g));
       if (own > level) level = own;
-      if (near > most_near) most_near = near;
-      if (far > most_far) most_far = far;
+      if (intra > most_intra) most_intra = intra;
+      if (inter > most_inter) most_inter = inter;
     }
-    const topoep::Cost& cost = context_.problem->cost;
-    return cost.row_ps * level + LinksPs(cost, cost.expert_bytes * most_far, cost.expert_bytes * most_near);
+    const CostModel& cost = context_.problem->cost;
+    return cost.row_ps * level + LinksPs(cost, cost.expert_bytes * most_inter, cost.expert_bytes * most_intra);
   }
 
  private:

@@ -1,4 +1,4 @@
-// Rounds that hand rows between the instances a plan has already, off the ranks that determine its time.
+// Rounds that move rows between a plan's instances; topoep_jax/plan/topoep/improve.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
@@ -8,8 +8,9 @@
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/plan/topoep/measure.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/state.h"
 
 namespace topoep {
 
@@ -81,7 +82,7 @@ class Improver {
   TOPOEP_BODY const Measure& Now() const { return memory_.measures[now_]; }
 
   TOPOEP_BODY Worth NowWorth() {
-    return {PredictedPs(), Now().Aligned(), Now().FarPulls() > 0 || Now().NearPulls() > 0};
+    return {PredictedPs(), Now().Aligned(), Now().InterPulls() > 0 || Now().IntraPulls() > 0};
   }
 
   // Picoseconds of the plan as it is. Without dependent steps where each replica is pulled from its main.
@@ -104,16 +105,16 @@ class Improver {
                                          row_bytes * (eq8 ? measure.TotalIntra() : measure.Intra()));
   }
   TOPOEP_BODY int64_t PullsPs(const Measure& measure) const {
-    int64_t far = measure.FarPulls();
-    int64_t near = measure.NearPulls();
+    int64_t inter = measure.InterPulls();
+    int64_t intra = measure.IntraPulls();
     if (problem_.objective == Objective::kEq8) {
-      far = near = 0;
+      inter = intra = 0;
       for (int32_t slot = 0; slot < context_.ranks * context_.slots; ++slot) {
-        far += IsPulled(context_, memory_.holders, measure, true, slot);
-        near += IsPulled(context_, memory_.holders, measure, false, slot);
+        inter += IsPulled(context_, memory_.holders, measure, true, slot);
+        intra += IsPulled(context_, memory_.holders, measure, false, slot);
       }
     }
-    return LinksPs(problem_.cost, problem_.cost.expert_bytes * far, problem_.cost.expert_bytes * near);
+    return LinksPs(problem_.cost, problem_.cost.expert_bytes * inter, problem_.cost.expert_bytes * intra);
   }
 
   TOPOEP_BODY int64_t CostOf(const Measure& measure, Target target) const {
@@ -250,28 +251,28 @@ class Improver {
     return true;
   }
 
-  // Best sources first: the taker itself, its domain, neighbours of both, sources that cross anyway, sources that would
-  // have to cross.
+  // Best sources first: the taker itself, its domain, neighbours of both, sources whose rows leave their
+  // domain anyway, sources whose rows would begin to.
   TOPOEP_BODY int32_t ClassOf(int32_t source, int32_t to, int32_t from) const {
     if (source == to) return 0;
-    const bool crosses = context_.DomainOf(source) != context_.DomainOf(from);
-    const bool would_cross = context_.DomainOf(source) != context_.DomainOf(to);
-    if (would_cross) return crosses ? 3 : 4;
-    return crosses ? 1 : 2;
+    const bool is_inter = context_.DomainOf(source) != context_.DomainOf(from);
+    const bool will_be_inter = context_.DomainOf(source) != context_.DomainOf(to);
+    if (will_be_inter) return is_inter ? 3 : 4;
+    return is_inter ? 1 : 2;
   }
   TOPOEP_BODY int64_t Limit(int32_t source, int32_t to, int32_t item) const {
     const int32_t from = item / context_.instances;
     const int64_t rows = *state_.Quota(context_, source, from, item % context_.instances);
-    const bool crosses = context_.DomainOf(source) != context_.DomainOf(from);
+    const bool is_inter = context_.DomainOf(source) != context_.DomainOf(from);
     const int32_t source_class = ClassOf(source, to, from);
     switch (kind_) {
       case Kind::kLoad:
         if (source_class != 4 || !bound_) return rows;
         return Smaller(rows, NotNegative(Now().Inter() - Now().inter_out[source]));
       case Kind::kInbound:
-        return crosses ? rows : 0;
+        return is_inter ? rows : 0;
       case Kind::kHome:
-        return crosses && source_class <= 1 ? rows : 0;
+        return is_inter && source_class <= 1 ? rows : 0;
     }
     return 0;
   }

@@ -1,4 +1,4 @@
-// What a plan's quotas add up to, by instance, by rank, and on the busiest rank.
+// What the quotas of a plan add up to; topoep_jax/plan/topoep/measure.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_MEASURE_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_MEASURE_H_
@@ -7,6 +7,7 @@
 
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/state.h"
 
 namespace topoep {
 
@@ -64,48 +65,47 @@ struct Measure {
   TOPOEP_BODY int64_t Intra() const { return best[2].key; }
   TOPOEP_BODY int64_t ComputePs() const { return best[3].key; }
   TOPOEP_BODY int64_t Aligned() const { return best[4].key; }
-  TOPOEP_BODY int64_t FarPulls() const { return best[5].key; }
-  TOPOEP_BODY int64_t NearPulls() const { return best[6].key; }
+  TOPOEP_BODY int64_t InterPulls() const { return best[5].key; }
+  TOPOEP_BODY int64_t IntraPulls() const { return best[6].key; }
   TOPOEP_BODY int64_t TotalInter() const { return total[0]; }
   TOPOEP_BODY int64_t TotalIntra() const { return total[1]; }
 
   int32_t num_words;
-  int64_t* words;  // everything but `best`
-  Best*
-      best;  // of all ranks: level, rows across domains and inside, compute time, aligned rows, pulls across and inside
+  int64_t* words;      // everything but `best`
+  Best* best;          // of all ranks: level, inter and intra rows, compute time, aligned rows, inter and intra pulls
   int64_t* rows;       // [R, J]
   int64_t* by_domain;  // [R, J, M] by domain of the source
   int64_t* load;       // [R]
-  int64_t* inter_in;   // [R] rows across domains
+  int64_t* inter_in;   // [R] rows from other domains
   int64_t* inter_out;  // [R]
-  int64_t* intra_in;   // [R] rows inside the domain, from or to another rank
+  int64_t* intra_in;   // [R] rows from another rank of the domain
   int64_t* intra_out;  // [R]
-  int64_t* total;      // [2] of all ranks: rows across domains, rows inside
+  int64_t* total;      // [2] of all ranks: inter rows, intra rows
 };
 
 TOPOEP_BODY inline int64_t LargerOf(int64_t a, int64_t b) { return a > b ? a : b; }
 
-// Whether a slot's replica has rows and must be pulled, across domains or inside one.
-TOPOEP_BODY inline bool IsPulled(const Context& context, const Holders& holders, const Measure& measure, bool across,
+// Whether a slot's replica has rows and must be pulled from another domain, or else from its own.
+TOPOEP_BODY inline bool IsPulled(const Context& context, const Holders& holders, const Measure& measure, bool inter,
                                  int32_t slot) {
   const int32_t expert = holders.expert[slot];
   if (expert < 0) return false;
   const int32_t rank = slot / context.slots;
-  if ((context.Home(expert) != context.DomainOf(rank)) != across) return false;
+  if ((context.Home(expert) != context.DomainOf(rank)) != inter) return false;
   return measure.rows[int64_t{rank} * context.instances + context.mains + slot % context.slots] > 0;
 }
 
 // Copies that a rank receives, or sends of its mains, whichever are more.
-TOPOEP_BODY inline int64_t MostPulls(const Context& context, const Holders& holders, const Measure& measure,
-                                     bool across, int32_t rank) {
+TOPOEP_BODY inline int64_t MostPulls(const Context& context, const Holders& holders, const Measure& measure, bool inter,
+                                     int32_t rank) {
   int64_t in = 0;
   int64_t out = 0;
   for (int32_t n = 0; n < context.slots; ++n) {
-    in += IsPulled(context, holders, measure, across, rank * context.slots + n);
+    in += IsPulled(context, holders, measure, inter, rank * context.slots + n);
   }
   for (int32_t expert = rank * context.mains; expert < (rank + 1) * context.mains; ++expert) {
     for (int32_t slot = holders.first[expert]; slot >= 0; slot = holders.next[slot]) {
-      out += IsPulled(context, holders, measure, across, slot);
+      out += IsPulled(context, holders, measure, inter, slot);
     }
   }
   return LargerOf(in, out);
@@ -158,11 +158,11 @@ TOPOEP_BODY void Count(Team& team, const Context& context, const State& state, c
       by_domain[context.DomainOf(s)] += rows;
       sum += rows;
     }
-    const int64_t inside = by_domain[context.DomainOf(rank)];
+    const int64_t own = by_domain[context.DomainOf(rank)];
     measure.rows[i] = sum;
     team.Add(&measure.load[rank], sum);
-    team.Add(&measure.inter_in[rank], sum - inside);
-    team.Add(&measure.intra_in[rank], inside - *state.Quota(context, rank, rank, i % context.instances));
+    team.Add(&measure.inter_in[rank], sum - own);
+    team.Add(&measure.intra_in[rank], own - *state.Quota(context, rank, rank, i % context.instances));
   });
   team.ForEach(context.ranks, [&](int32_t s) {
     int64_t inter = 0;
@@ -191,10 +191,10 @@ TOPOEP_BODY void AddExecuted(Team& team, const Context& context, const Measure& 
   team.Add(&measure.by_domain[item * context.num_domains + domain], rows);
   team.Add(&measure.load[rank], rows);
   if (source == rank) return;
-  const bool across = context.DomainOf(rank) != domain;
-  team.Add(&(across ? measure.inter_in : measure.intra_in)[rank], rows);
-  team.Add(&(across ? measure.inter_out : measure.intra_out)[source], rows);
-  team.Add(&measure.total[across ? 0 : 1], rows);
+  const bool inter = context.DomainOf(rank) != domain;
+  team.Add(&(inter ? measure.inter_in : measure.intra_in)[rank], rows);
+  team.Add(&(inter ? measure.inter_out : measure.intra_out)[source], rows);
+  team.Add(&measure.total[inter ? 0 : 1], rows);
 }
 
 // The busiest ranks; one dependent step.

@@ -1,4 +1,4 @@
-// Small problems: one slot of the chosen plan is changed at a time, in every possible way, as long as that helps.
+// Small problems: one slot is changed at a time; topoep_jax/plan/topoep/refine.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
@@ -7,8 +7,9 @@
 
 #include "xla_ffi/plan/finish.h"
 #include "xla_ffi/plan/topoep/context.h"
+#include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/plan/topoep/improve.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/state.h"
 
 namespace topoep {
 
@@ -55,7 +56,7 @@ TOPOEP_STAGE Worth Refine(Team& team, const Context& context, const Effort& effo
     return worth;
   };
   Worth worth = run(-1);
-  if (!worth.MeetsCap(problem)) return worth;
+  if (!MeetsCap(problem, worth.aligned)) return worth;
   const int32_t changes = context.ranks * context.slots * (context.experts + 1);
   for (int32_t wave = 0; wave < effort.refine_waves; ++wave) {
     CopyState(team, context, state, best);
@@ -64,7 +65,7 @@ TOPOEP_STAGE Worth Refine(Team& team, const Context& context, const Effort& effo
     for (int32_t change = 0; change < changes; ++change) {
       if (!IsChange(context, best, change)) continue;
       const Worth changed = run(change);
-      if (changed.MeetsCap(problem) && changed.cost < worth.cost) {
+      if (MeetsCap(problem, changed.aligned) && changed.cost < worth.cost) {
         worth = changed;
         chosen = change;
       }

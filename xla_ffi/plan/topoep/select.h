@@ -1,4 +1,4 @@
-// Which remote experts each domain serves itself.
+// Which remote experts each domain serves itself; topoep_jax/plan/topoep/select.py is the same in NumPy.
 
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
@@ -6,7 +6,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/topoep/context.h"
-#include "xla_ffi/plan/topoep/search.h"
+#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 

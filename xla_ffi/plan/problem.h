@@ -1,10 +1,11 @@
-// Plain structs of one planning problem and its answer; no XLA, no ownership.
+// Plain structs of one planning problem and its answer, without ownership; topoep_jax/plan/problem.py is the same in
+// NumPy.
 //
 // R ranks, E experts, P = E/R mains per rank, N slots per rank, J = P + N instances per rank (mains first). Names and
 // laws are those of topoep_jax/plan/types.py. Everything is row-major.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_PLAN_H_
-#define TOPOEP_XLA_FFI_PLAN_PLAN_H_
+#ifndef TOPOEP_XLA_FFI_PLAN_PROBLEM_H_
+#define TOPOEP_XLA_FFI_PLAN_PROBLEM_H_
 
 #include <cstdint>
 
@@ -25,7 +26,7 @@ enum class Pulls : int64_t { kDirect = 0, kRelayed = 1, kStriped = 2, kBest = 3 
 enum Status : int32_t { kCapMet = 1, kEmpty = 2, kOverEmptyCost = 4, kBadInput = 8 };
 
 // Bytes and rates; CostModel in topoep_jax/plan/cost.py bounds them so that 64-bit sums cannot overflow.
-struct Cost {
+struct CostModel {
   int64_t expert_bytes;
   int64_t token_bytes;
   int64_t row_ps;
@@ -37,7 +38,7 @@ struct Cost {
   Pulls pulls = Pulls::kDirect;
 };
 
-struct Effort;  // of planner kTopoep; see topoep/search.h
+struct Effort;  // of planner kTopoep; see topoep/effort.h
 
 struct Problem {
   int32_t num_ranks;
@@ -46,7 +47,7 @@ struct Problem {
   int32_t num_domains;
   const int32_t* domain_of_rank;  // [R], each in 0..num_domains-1; a domain may have no rank
   const int32_t* omega;           // [R, E], demand from source rank to expert
-  Cost cost;
+  CostModel cost;
   int64_t cap_rows;    // bound on the aligned rows of a rank, or kNoCap
   int64_t block_rows;  // >= 1
   Planner planner;
@@ -77,4 +78,4 @@ struct Plan {
 
 }  // namespace topoep
 
-#endif  // TOPOEP_XLA_FFI_PLAN_PLAN_H_
+#endif  // TOPOEP_XLA_FFI_PLAN_PROBLEM_H_
