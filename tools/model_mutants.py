@@ -98,7 +98,9 @@ def run_with(mutant: Mutant) -> int:
 def run_tests(variants: tuple[str, ...], *plugins: object) -> int:
     """Status of the tests on these variants."""
     names = [f"tests/parity_test.py::{test}[{variant}]" for variant in variants for test in TESTS]
-    return int(pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", *names], plugins=plugins))
+    return int(
+        pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", "-m", "full or not full", *names], plugins=plugins)
+    )
 
 
 def describe(mutant: Mutant) -> dict:
