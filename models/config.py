@@ -6,6 +6,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.rotary import Yarn
+from topoep_jax._integers import is_integer
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
@@ -133,7 +134,7 @@ class HFConfig:
     def integer(self, *names: str, default: int | None = None) -> int:
         """The first of `names` that the config has; 1 for a fault, which `done` will raise."""
         value = self._first(names, default)
-        if isinstance(value, bool) or not isinstance(value, int):
+        if not is_integer(value):
             value = self._fault(f"{names[0]}={value!r} must be an integer", 1)
         return int(value)
 

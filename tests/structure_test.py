@@ -13,11 +13,13 @@ LIBRARY = ROOT / "topoep_jax"
 PYTHON_FOLDERS = ("topoep_jax", "models", "train", "tests", "examples", "tools", ".ci")
 TEXT_SUFFIXES = {".py", ".cc", ".h", ".cu", ".cuh", ".bzl", ".toml", ".txt", ".md", ".sh", ".cmake", ".bazel", ""}
 MAX_LINES = 400
+MAX_FUNCTION_LINES = 60
 
 # A part of the library may import the rows above its own, never its own row or one below. Parts in one string are one
 # room, and free to import each other.
 ORDER = [
-    ["_compat", "_needs", "topology"],
+    ["_compat", "_needs", "_integers"],
+    ["topology"],
     ["_pallas", "_arrays", "launch"],
     ["routing forced_routing", "shapes"],
     ["balance", "demand", "synthetic"],
@@ -98,6 +100,43 @@ def test_models_do_not_import_the_trainer() -> None:
         assert not [module for module in imported_modules(path) if module.split(".")[0] == "train"], name_of(path)
 
 
+def circles(imports: dict[str, set[str]]) -> list[list[str]]:
+    """Modules that import each other, by whatever way: what remains when those that import none of the rest go."""
+    rest = dict(imports)
+    while rest:
+        free = {name for name, others in rest.items() if not others & rest.keys()}
+        if not free:
+            break
+        rest = {name: others for name, others in rest.items() if name not in free}
+    # What only leads into a circle goes too.
+    while rest:
+        wanted = set().union(*rest.values())
+        if rest.keys() <= wanted:
+            break
+        rest = {name: others for name, others in rest.items() if name in wanted}
+    return sorted([name, *sorted(others & rest.keys())] for name, others in rest.items())
+
+
+def test_circles_are_found() -> None:
+    chain = {"a": {"b"}, "b": {"c"}, "c": set(), "d": {"a", "c"}}
+    assert circles(chain) == []
+    assert circles({**chain, "b": {"c", "a"}}) == [["a", "b"], ["b", "a"]]
+
+
+def test_no_modules_import_each_other() -> None:
+    """Wherever an import stands: within a function or under TYPE_CHECKING, it is one."""
+    modules = {
+        name_of(path).removesuffix(".py").replace("/", ".").removesuffix(".__init__"): path
+        for path in python_files("topoep_jax", "models", "train")
+    }
+    imports = {}
+    for name, path in modules.items():
+        # `from a import b`: the module a.b, or else what a module a makes. The extension is no module of these.
+        found = (module for module in imported_modules(path) if not module.endswith("._xla_ffi"))
+        imports[name] = {m if m in modules else m.rpartition(".")[0] for m in found} & modules.keys() - {name}
+    assert circles(imports) == []
+
+
 def source_lists() -> dict[str, list[str]]:
     lists = runpy.run_path(str(ROOT / "xla_ffi" / "build" / "sources.bzl"))
     return {name: value for name, value in lists.items() if name.isupper()}
@@ -155,6 +194,20 @@ def test_files_are_short_enough_to_read() -> None:
         if path.suffix in {".py", ".cc", ".cu", ".h", ".cuh", ".bzl"}
     }
     assert not {name: lines for name, lines in lengths.items() if lines > MAX_LINES}
+
+
+def long_functions(path: Path) -> Iterator[str]:
+    """Functions of a Python file whose body, without the docstring, is longer than a screen."""
+    for node in ast.walk(ast.parse(path.read_text())):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            body = node.body[1:] if ast.get_docstring(node) is not None and node.body[1:] else node.body
+            lines = (node.end_lineno or 0) - body[0].lineno + 1
+            if lines > MAX_FUNCTION_LINES:
+                yield f"{name_of(path)}: {node.name} has {lines} lines"
+
+
+def test_functions_fit_on_a_screen() -> None:
+    assert not [text for path in python_files(*PYTHON_FOLDERS) for text in long_functions(path)]
 
 
 def test_no_file_names_a_machine() -> None:

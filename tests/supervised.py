@@ -9,7 +9,7 @@ import signal
 import subprocess
 import sys
 
-from train import parent, supervise
+from train import parent, parent_io, supervise
 
 
 def read_arguments() -> argparse.Namespace:
@@ -18,7 +18,7 @@ def read_arguments() -> argparse.Namespace:
         parser.add_argument(f"--{name}", type=kind, required=True)
     parser.add_argument("--join_s", type=float, default=parent.JOIN_S)
     parser.add_argument("--verdict_s", type=float, default=parent._VERDICT_S)
-    parser.add_argument("--same_s", type=float, default=supervise.SAME_S)
+    parser.add_argument("--same_s", type=float, default=parent_io.SAME_S)
     return parser.parse_args()
 
 
@@ -29,7 +29,7 @@ def main(args: argparse.Namespace) -> None:
     signal.signal(signal.SIGHUP, lambda *_: sys.exit(0))
     signal.signal(signal.SIGALRM, _start_another)
     print(os.getpid(), flush=True)
-    place = supervise.Place(args.process_id, args.num_processes, args.coordinator, args.run_dir, "RESUME")
+    place = parent_io.Place(args.process_id, args.num_processes, args.coordinator, args.run_dir, "RESUME")
     print("at", supervise.meet(place), flush=True)
     while True:
         signal.pause()
@@ -46,7 +46,7 @@ def _start_another(*_: object) -> None:
 
 if __name__ == "__main__":
     given = read_arguments()
-    parent.JOIN_S, parent._VERDICT_S, supervise.SAME_S = given.join_s, given.verdict_s, given.same_s
+    parent.JOIN_S, parent._VERDICT_S, parent_io.SAME_S = given.join_s, given.verdict_s, given.same_s
     supervise.under_a_parent("tests.supervised")
     with supervise.failures_told():
         main(given)

@@ -56,7 +56,7 @@ def test_it_is_a_value():
 
 def test_uniform_domains():
     assert Topology.uniform(2, 3).domain_of_rank == (0, 0, 0, 1, 1, 1)
-    assert Topology.uniform(1, 1) == Topology((0,))
+    assert Topology.uniform(1, np.int64(1)) == Topology((0,))
 
 
 @pytest.mark.parametrize(
@@ -68,6 +68,8 @@ def test_uniform_domains():
         (lambda: Topology((-1, 0)), r"\(-1, 0\).*gaps"),
         (lambda: Topology.uniform(0, 8), "num_domains=0"),
         (lambda: Topology.uniform(2, -1), "ranks_per_domain=-1"),
+        (lambda: Topology.uniform(True, True), "num_domains=True"),
+        (lambda: Topology((True, False)), r"\(True, False\) must hold one integer per rank"),
     ],
 )
 def test_bad_domains_are_named(make, message):

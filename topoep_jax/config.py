@@ -13,8 +13,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from topoep_jax._integers import is_integer
 from topoep_jax.plan.api import IMPLEMENTATIONS
-from topoep_jax.plan.hardware import Hardware, is_integer
+from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import PULLS, CostModel
 from topoep_jax.plan.reference import DEFAULT_PLANNER, check_planner
 from topoep_jax.plan.topoep import EFFORTS
@@ -179,7 +180,7 @@ class LayerConfig:
         for name, least in (sizes | {"num_slots": None, "chunks": None}).items():
             value = getattr(self, name)
             _require(
-                is_integer(value) and (least is None or value >= least),
+                is_integer(value, least),
                 f"{name}={value!r} must be an integer" + ("" if least is None else f" of at least {least}"),
             )
             object.__setattr__(self, name, int(value))

@@ -14,6 +14,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax._compat import vary_like
+from topoep_jax._integers import is_integer
 
 _PRNG = "threefry2x32"  # named, so that draws do not depend on the process-wide default generator
 _NOISE, _BIAS = 0, 1  # independent random streams of one seed
@@ -38,8 +39,8 @@ class Forced:
     seed: int = 0
 
     def __post_init__(self) -> None:
-        boolean = isinstance(self.skew, bool) or isinstance(self.seed, bool)
-        if boolean or not isinstance(self.skew, numbers.Real) or not isinstance(self.seed, numbers.Integral):
+        real = isinstance(self.skew, numbers.Real) and not isinstance(self.skew, bool)
+        if not real or not is_integer(self.seed):
             raise TypeError(f"skew={self.skew!r} must be a real number and seed={self.seed!r} an integer")
         if not abs(self.skew) <= _MAX_SKEW:
             raise ValueError(

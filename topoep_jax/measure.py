@@ -17,6 +17,7 @@ import numpy as np
 from jax.experimental import multihost_utils
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
+from topoep_jax._integers import is_integer
 from topoep_jax.plan.hardware import MEASUREMENT_VERSION, NOMINAL_SPEED
 from topoep_jax.topology import Topology
 
@@ -68,7 +69,7 @@ def measure(
     message_bytes = (2**20 if on_cpu else 2**26) if message_bytes is None else message_bytes
     gemm_size = (256 if on_cpu else 4096) if gemm_size is None else gemm_size
     for name, value in (("message_bytes", message_bytes), ("gemm_size", gemm_size), ("repeats", repeats)):
-        if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+        if not is_integer(value, 1):
             raise ValueError(f"{name}={value!r} must be an integer of at least 1")
 
     links = {
@@ -91,8 +92,8 @@ def measure(
         **links,
         "gflops": gflops,
         "rank_speed": speeds if unequal and not on_cpu else None,
-        "message_bytes": message_bytes,
-        "gemm_size": gemm_size,
+        "message_bytes": int(message_bytes),
+        "gemm_size": int(gemm_size),
         "note": _note(platform, devices[0].device_kind, links),
     }
     if jax.process_index() == 0:

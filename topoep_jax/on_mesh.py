@@ -12,11 +12,11 @@ from jax import lax
 from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
+from topoep_jax._integers import is_integer
 from topoep_jax.config import STAGING_BYTES, Gemm, LayerConfig, Overflow, Residuals, Transport
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, holds_rows, moe_layer
 from topoep_jax.plan import Hardware, Status
-from topoep_jax.plan.hardware import is_integer
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 from topoep_jax.routing import Forced, Routed, as_expert_idx
 from topoep_jax.topology import Topology, check_mesh

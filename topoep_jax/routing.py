@@ -5,7 +5,6 @@ can be forced into a known imbalance (`forced_routing`), all without touching a 
 """
 
 import math
-import numbers
 from collections.abc import Callable
 from typing import NamedTuple
 
@@ -14,6 +13,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax import lax
 
+from topoep_jax._integers import is_integer
 from topoep_jax.forced_routing import Forced as Forced
 from topoep_jax.forced_routing import forced_logits as forced_logits
 
@@ -236,7 +236,7 @@ def _checked(logits: jax.Array, top_k: int) -> jax.Array:
         raise TypeError(f"logits have dtype {logits.dtype}, but routers need floats: cast them to float32")
     if logits.ndim != 2:
         raise ValueError(f"logits have shape {logits.shape}, but routers need [tokens, experts]: flatten first")
-    if isinstance(top_k, bool) or not isinstance(top_k, numbers.Integral):
+    if not is_integer(top_k):
         raise TypeError(f"top_k={top_k!r} must be a Python integer: it is a shape")
     if not 1 <= top_k <= logits.shape[1]:
         raise ValueError(

@@ -4,13 +4,14 @@ Every planner and every mask of "same domain / across domains" is derived from t
 """
 
 import dataclasses
-import numbers
 from collections.abc import Iterable, Sequence
 from typing import Any
 
 import jax
 import numpy as np
 from jax.sharding import Mesh
+
+from topoep_jax._integers import is_integer
 
 
 @dataclasses.dataclass(frozen=True)
@@ -30,7 +31,7 @@ class Topology:
     def __post_init__(self) -> None:
         given = self.domain_of_rank
         domains = tuple(given) if isinstance(given, Iterable) else (None,)
-        if not all(isinstance(d, numbers.Integral) and not isinstance(d, bool) for d in domains):
+        if not all(is_integer(d) for d in domains):
             raise ValueError(f"domain_of_rank={given} must hold one integer per rank, as in Topology((0, 0, 1, 1))")
         domains = tuple(int(d) for d in domains)
         if not domains:
@@ -65,7 +66,7 @@ class Topology:
     def uniform(cls, num_domains: int, ranks_per_domain: int) -> "Topology":
         """`num_domains` domains of `ranks_per_domain` neighbouring ranks each."""
         counts = (num_domains, ranks_per_domain)
-        if not all(isinstance(count, numbers.Integral) and count >= 1 for count in counts):
+        if not all(is_integer(count, 1) for count in counts):
             raise ValueError(
                 f"num_domains={num_domains!r} and ranks_per_domain={ranks_per_domain!r} must be integers of at least 1"
             )

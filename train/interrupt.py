@@ -10,7 +10,7 @@ import jax
 import numpy as np
 from jax.experimental import multihost_utils
 
-from train import supervise
+from train import parent_io, supervise
 
 
 class Interrupt:
@@ -47,7 +47,7 @@ class Interrupt:
         if not supervise.has_parent():  # which kills at the second signal
             # The same signal may come again meanwhile, and ends above. Waiting here, and not a handler that looks at
             # the time: what was there before kills even where Python runs no handlers, as in a collective that hangs.
-            time.sleep(supervise.SAME_S)
+            time.sleep(parent_io.SAME_S)
             self._restore()
 
     def _restore(self) -> None:

@@ -16,9 +16,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 
-from train import supervise
-from train.parent_io import Errors, Line, Message, write
-from train.supervise import CHANNEL, Place
+from train import parent_io
+from train.parent_io import CHANNEL, Errors, Line, Message, Place, write
 
 JOIN_S = 300
 """Seconds for which the processes of a run wait for each other to start."""
@@ -119,7 +118,7 @@ class _Parent:
             if self._asked_at is None:
                 self._asked_at = time.monotonic()
                 self._child.send_signal(number)
-            elif time.monotonic() - self._asked_at > supervise.SAME_S:
+            elif time.monotonic() - self._asked_at > parent_io.SAME_S:
                 self._child.kill()
 
     def _on_stderr(self, stderr: int) -> None:

@@ -1,6 +1,7 @@
-"""What the parent of a process (`train.parent`) hears: messages of others, and the errors of its child."""
+"""What the parent of a process (`train.parent`) hears: where its child stands, messages of others, and errors."""
 
 import contextlib
+import dataclasses
 import json
 import re
 import socket
@@ -8,12 +9,35 @@ import sys
 import time
 from typing import Any
 
+CHANNEL = "TOPOEP_PARENT"
+"""Environment variable with "descriptor process": the socket to the parent, and the parent's process id."""
 Message = dict[str, Any]
+SAME_S = 1
+"""Seconds after a signal in which another one is the same: a launcher sends it to a process and to its group."""
 HOLD_S = 12
 """Seconds for which what looks like the report of an error is held back: longer than a verdict takes."""
 _KEEPALIVE = ((socket.TCP_KEEPIDLE, 10), (socket.TCP_KEEPINTVL, 5), (socket.TCP_KEEPCNT, 3))
 """A machine that is gone without a word is missed after 25 s."""
 _FAULT = re.compile(rb"Traceback \(most recent call last\)|[WEF]\d{4} \d\d:\d\d:\d|Fatal Python error|terminate called")
+
+
+@dataclasses.dataclass(frozen=True)
+class Place:
+    """What a process tells its parent before it looks for the others.
+
+    Attributes:
+      process: which one this is.
+      processes: of how many.
+      coordinator: "host:port" at which the parent of process 0 waits.
+      run_dir: folder of the run.
+      resume: command that goes on with it.
+    """
+
+    process: int
+    processes: int
+    coordinator: str
+    run_dir: str
+    resume: str
 
 
 class Line:

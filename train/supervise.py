@@ -15,33 +15,13 @@ import socket
 import sys
 from collections.abc import Iterator, Mapping, Sequence
 
-CHANNEL = "TOPOEP_PARENT"
-"""Environment variable with "descriptor process": the socket to the parent, and the parent's process id."""
+from train import parent
+from train.parent_io import CHANNEL, Place
+
 _SIGNS = ("SLURM_PROCID", "OMPI_COMM_WORLD_RANK", "JOB_COMPLETION_INDEX")
 _FLAGS = ("--num_processes", "--coordinator", "--process_id", "--flagfile")
 """Flags of one of several processes, and that of absl which may name a file with them."""
-SAME_S = 1
-"""Seconds after a signal in which another one is the same: a launcher sends it to a process and to its group."""
 _PR_SET_PDEATHSIG = 1
-
-
-@dataclasses.dataclass(frozen=True)
-class Place:
-    """What a process tells its parent before it looks for the others.
-
-    Attributes:
-      process: which one this is.
-      processes: of how many.
-      coordinator: "host:port" at which the parent of process 0 waits.
-      run_dir: folder of the run.
-      resume: command that goes on with it.
-    """
-
-    process: int
-    processes: int
-    coordinator: str
-    run_dir: str
-    resume: str
 
 
 def maybe_one_of_several(arguments: Sequence[str], environ: Mapping[str, str]) -> bool:
@@ -58,8 +38,6 @@ def under_a_parent(module: str) -> None:
     if CHANNEL in os.environ:
         _end_with_parent()
     elif maybe_one_of_several(sys.argv[1:], os.environ):
-        from train import parent
-
         sys.exit(parent.run([sys.executable, "-m", module, *sys.argv[1:]]))
 
 

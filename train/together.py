@@ -18,6 +18,7 @@ from topoep_jax.transport import agree
 from train import supervise
 from train.config import TrainConfig
 from train.data import DataError, Tokens, read_tokens
+from train.parent_io import Place
 
 _DIGEST_BYTES = 16
 _OF_A_PROCESS = ("process_id", "coordinator", "data")
@@ -32,7 +33,7 @@ def meet(config: TrainConfig, resume: str) -> None:
     """
     process, processes = config.process_id, config.num_processes
     print(f"process {process} of {processes}: waiting for the others at {config.coordinator}", flush=True)
-    place = supervise.Place(process, processes, config.coordinator, config.run_dir, resume)
+    place = Place(process, processes, config.coordinator, config.run_dir, resume)
     job = launch.Job(processes, process, supervise.meet(place))
     launch.connect(job)
     launch.check_devices(job)

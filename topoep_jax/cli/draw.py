@@ -1,21 +1,19 @@
 """Draws one plan: loads, traffic and time before and after, and a map of who holds and runs what."""
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import numpy as np
 
 from topoep_jax._needs import to_install
 from topoep_jax.cli.output import milliseconds
-
-if TYPE_CHECKING:
-    from topoep_jax.cli.explain import Story
+from topoep_jax.cli.story import Story
 
 _BEFORE, _AFTER = "#b8bec7", "#1f6fb4"
 _TERMS = ("#1f6fb4", "#d1495b", "#f0a3ad", "#e09f3e", "#f3d6a4")
 _MOST_EXPERTS = 28
 
 
-def draw(story: "Story", path: str) -> None:
+def draw(story: Story, path: str) -> None:
     """Writes a PNG.
 
     Raises:
@@ -36,7 +34,7 @@ def draw(story: "Story", path: str) -> None:
     figure.savefig(path, dpi=110)
 
 
-def _draw_load(axes: Any, story: "Story") -> None:
+def _draw_load(axes: Any, story: Story) -> None:
     ranks = np.arange(story.problem.topology.num_ranks)
     for offset, plan, color, label in (
         (-0.2, story.before, _BEFORE, "without copies"),
@@ -50,7 +48,7 @@ def _draw_load(axes: Any, story: "Story") -> None:
     _mark_domains(axes, story)
 
 
-def _draw_nics(axes: Any, story: "Story") -> None:
+def _draw_nics(axes: Any, story: Story) -> None:
     ranks = np.arange(story.problem.topology.num_ranks)
     before, after = story.nic_bytes()
     for offset, moved, color in ((-0.2, before, _BEFORE), (0.2, after, _AFTER)):
@@ -60,7 +58,7 @@ def _draw_nics(axes: Any, story: "Story") -> None:
     _mark_domains(axes, story)
 
 
-def _draw_time(axes: Any, story: "Story") -> None:
+def _draw_time(axes: Any, story: Story) -> None:
     left = np.zeros(2)
     for (cause, both), color in zip(story.terms().items(), _TERMS, strict=True):
         width = np.array(both) / 1e9
@@ -75,7 +73,7 @@ def _draw_time(axes: Any, story: "Story") -> None:
     axes.legend(loc="upper center", bbox_to_anchor=(0.45, -0.2), ncols=3, frameon=False, fontsize=9)
 
 
-def _draw_map(figure: Any, axes: Any, story: "Story") -> None:
+def _draw_map(figure: Any, axes: Any, story: Story) -> None:
     """Experts (rows) over ranks (columns): colour is rows executed, a box is the main rank."""
     problem = story.problem
     ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
@@ -114,7 +112,7 @@ def _box(x: int, y: int) -> Any:
     return Rectangle((x - 0.5, y - 0.5), 1, 1, fill=False, edgecolor="#d1495b", linewidth=1.5)
 
 
-def _mark_domains(axes: Any, story: "Story") -> None:
+def _mark_domains(axes: Any, story: Story) -> None:
     """Ranks below the axes, domains named below them and parted by lines."""
     domains = story.problem.topology.domain_of_rank
     axes.set_xlim(-0.6, len(domains) - 0.4)

@@ -11,6 +11,7 @@ import numpy as np
 from absl import logging
 
 from topoep_jax import _compat
+from topoep_jax._integers import is_integer
 from topoep_jax.plan import reference
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import OBJECTIVES
@@ -250,7 +251,7 @@ def _max_slots(num_ranks: int, num_experts: int) -> int:
 
 
 def _checked_int(name: str, value: Any, low: int, high: int, hint: str) -> int:
-    if isinstance(value, bool) or not isinstance(value, int | np.integer) or not low <= value <= high:
+    if not is_integer(value, low) or value > high:
         raise ValueError(f"{name}={value!r} must be an integer in {low}..{high}: {hint}")
     return int(value)
 

@@ -9,6 +9,8 @@ from typing import Any
 
 import numpy as np
 
+from topoep_jax._integers import is_integer
+
 NOMINAL_SPEED = 1000
 """Permille: a rank of this speed computes at the rate of `Hardware.gflops`."""
 MAX_SPEED = 1_000_000
@@ -107,14 +109,9 @@ def set_integers(instance: Any, names: Iterable[str], minimum: int) -> None:
     """Checks fields of a frozen dataclass and turns NumPy integers into Python's, which do not overflow."""
     for name in names:
         value = getattr(instance, name)
-        if not is_integer(value) or value < minimum:
+        if not is_integer(value, minimum):
             raise ValueError(f"{name}={value!r} must be an integer of at least {minimum}: round it")
         object.__setattr__(instance, name, int(value))
-
-
-def is_integer(value: Any) -> bool:
-    """Whether this is a Python or NumPy integer, and no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
 
 
 def checked_speeds(rank_speed: Any) -> tuple[int, ...] | None:
@@ -129,7 +126,7 @@ def checked_speeds(rank_speed: Any) -> tuple[int, ...] | None:
     if not isinstance(speeds, tuple | list) or not speeds:
         raise ValueError(f"rank_speed={rank_speed!r} must hold one integer per rank (permille), or be None")
     for rank, speed in enumerate(speeds):
-        if not is_integer(speed) or not 1 <= speed <= MAX_SPEED:
+        if not is_integer(speed, 1) or speed > MAX_SPEED:
             raise ValueError(
                 f"rank_speed[{rank}]={speed!r} must be an integer in 1..{MAX_SPEED}: permille of nominal speed, 1000 is"
                 " nominal"
@@ -138,7 +135,7 @@ def checked_speeds(rank_speed: Any) -> tuple[int, ...] | None:
 
 
 def _fs_per_byte(name: str, gbps: Any) -> int:
-    if not is_integer(gbps) or not 1 <= gbps <= _GBPS_FS_PER_BYTE:
+    if not is_integer(gbps, 1) or gbps > _GBPS_FS_PER_BYTE:
         raise ValueError(f"{name}={gbps!r} must be an integer of at least 1, in Gb/s per direction and GPU")
     return _GBPS_FS_PER_BYTE // int(gbps)
 
@@ -156,7 +153,7 @@ def _read_measurement(path: Path) -> dict[str, Any]:
     if missing:
         raise ValueError(f"{path} lacks {missing}: measure again")
     for name in ("num_devices", "num_domains"):
-        if not is_integer(found[name]) or found[name] < 1:
+        if not is_integer(found[name], 1):
             raise ValueError(
                 f"{path} has {name}={found[name]!r}, which must be an integer of at least 1: measure again"
             )

@@ -5,7 +5,8 @@ from collections.abc import Callable
 
 import numpy as np
 
-from topoep_jax.plan.hardware import NOMINAL_SPEED, Hardware, checked_speeds, is_integer, set_integers
+from topoep_jax._integers import is_integer
+from topoep_jax.plan.hardware import NOMINAL_SPEED, Hardware, checked_speeds, set_integers
 from topoep_jax.plan.types import Plan, unpriced
 from topoep_jax.topology import Topology
 
@@ -112,7 +113,7 @@ class CostModel:
           ValueError: a size is not a positive integer, or overflows (see the class).
         """
         for name, value in (("hidden", hidden), ("ffn", ffn), ("dtype_bytes", dtype_bytes)):
-            if not is_integer(value) or value < 1:
+            if not is_integer(value, 1):
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         hidden, ffn, dtype_bytes = int(hidden), int(ffn), int(dtype_bytes)
         return cls(

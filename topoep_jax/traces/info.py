@@ -2,10 +2,10 @@
 
 import dataclasses
 import json
-import numbers
 from collections.abc import Mapping
 from typing import Any
 
+from topoep_jax._integers import is_integer
 from topoep_jax.topology import Topology
 
 VERSION = 1
@@ -47,14 +47,14 @@ class TraceInfo:
         for name in ("num_experts", "num_ranks", "hidden", "ffn", "num_groups"):
             value = getattr(self, name)
             unknown = value is None and name not in ("num_experts", "num_ranks")
-            if not unknown and not (_is_integer(value) and value >= 1):
+            if not unknown and not is_integer(value, 1):
                 raise ValueError(f"{name}={value!r} must be an integer of at least 1")
         if self.num_experts > MAX_EXPERTS or self.num_experts % self.num_ranks:
             raise ValueError(
                 f"{self.num_experts} experts on {self.num_ranks} ranks: their number must be a multiple of"
                 f" {self.num_ranks}, at most {MAX_EXPERTS}"
             )
-        numbered = all(_is_integer(layer) and layer >= 0 for layer in layers)
+        numbered = all(is_integer(layer, 0) for layer in layers)
         if not layers or not numbered or sorted(set(layers)) != list(layers):
             raise ValueError(f"layers={layers} must be the ascending numbers of at least one layer, as in (1, 2, 3)")
         if self.topology is not None and self.topology.num_ranks != self.num_ranks:
@@ -102,7 +102,3 @@ class TraceInfo:
         topology = None if domains is None else Topology(tuple(domains))
         # The first files of version 1 do not have it.
         return cls(**known, topology=topology, num_groups=head.get("num_groups"))
-
-
-def _is_integer(value: Any) -> bool:
-    return isinstance(value, numbers.Integral) and not isinstance(value, bool)

@@ -3,9 +3,9 @@
 from collections.abc import Iterable
 from typing import NamedTuple
 
+from topoep_jax._integers import is_integer
 from topoep_jax._native_ids import PULL_IDS
 from topoep_jax.config import STAGING_BYTES
-from topoep_jax.plan.hardware import is_integer
 from topoep_jax.plan.problem import MAX_REPLICAS
 from topoep_jax.topology import Topology
 
@@ -91,7 +91,7 @@ def _check(layer: LayerSizes, ranks: int) -> None:
     numbers = (layer.num_mains, layer.num_slots, layer.expert_bytes)
     if (
         layer.pulls not in PULL_IDS
-        or not all(is_integer(number) and number > 0 for number in numbers)
+        or not all(is_integer(number, 1) for number in numbers)
         or layer.num_mains > _MAX_EXPERTS // ranks
         or layer.num_slots > min(layer.num_mains * (ranks - 1), MAX_REPLICAS // ranks)
         or layer.expert_bytes * ranks * (layer.num_mains + layer.num_slots) > _MAX_BYTES
