@@ -124,7 +124,7 @@ def rotate_halves(x: jax.Array, by: Rotation) -> jax.Array:
 
 
 def rotate_pairs(x: jax.Array, by: Rotation) -> jax.Array:
-    """As `rotate_halves`, with neighbours paired (2 i, 2 i + 1), and all of head_dim = dim rotated."""
+    """Rotates as `rotate_halves` does, with neighbours paired (2 i, 2 i + 1), and all of head_dim = dim rotated."""
     return jnp.stack(_turn(x[..., 0::2], x[..., 1::2], by), axis=-1).reshape(x.shape)
 
 

@@ -49,7 +49,7 @@ def platform_dependent(*operands: jax.Array, default: Callable[..., Any], **bran
 
 
 def _platform_of_mesh() -> str | None:
-    """As JAX names platforms when it lowers; None where no mesh is around, or one without devices."""
+    """The platform as JAX names it when it lowers; None where no mesh is around, or one without devices."""
     device = jax.sharding.get_abstract_mesh().abstract_device
     if device is None:
         return None

@@ -328,7 +328,7 @@ def _find_xla() -> Path:
 
 
 def _architectures_of_gpus() -> tuple[str, ...]:
-    """Of every kind of GPU that the driver shows; without a driver the default."""
+    """The architectures of the GPUs that the driver shows; without a driver the default."""
     tool = shutil.which("nvidia-smi")
     if tool is None:
         return (DEFAULT_ARCHITECTURE,)

@@ -17,7 +17,7 @@ Over = Literal["batch", "sequence"]
 
 
 class _Shares(NamedTuple):
-    """Of each group of tokens that is balanced by itself."""
+    """The shares of each group of tokens that is balanced by itself."""
 
     used: jax.Array
     """bool [..., S, E]: whether a token goes to an expert."""

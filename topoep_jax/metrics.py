@@ -60,7 +60,7 @@ class MoEMetrics(NamedTuple):
         )
 
     def _passes_in_words(self) -> str:
-        """Of NumPy's arrays."""
+        """Says how many passes ran and were needed, from NumPy's arrays."""
         short, dropped = np.asarray(self.passes > self.passes_run), int(np.sum(self.dropped_rows))
         if short.any():
             ran, needed = (int(np.max(np.asarray(field)[short])) for field in (self.passes_run, self.passes))

@@ -174,7 +174,7 @@ class Checkpoints:
 
     @contextlib.contextmanager
     def _readable(self, step: int) -> Iterator[None]:
-        """Of what has no digests, damage is noticed here, or never."""
+        """Names damage of what has no digests: it is noticed here, or never."""
         try:
             yield
         except CheckpointError:

@@ -259,7 +259,7 @@ class _Parent:
         self._lead.send({"process": self._place.process, "of": self._place.processes, "how": how})
 
     def _hear(self, process: int, how: str) -> None:
-        """At process 0: what became of a process."""
+        """Hears, at process 0, what became of a process."""
         if how == "here":
             return
         if how == "done":
@@ -271,7 +271,7 @@ class _Parent:
             self._decide_at = first if how == "failed" else time.monotonic()
 
     def _decide(self) -> None:
-        """At process 0: names the process that was lost first."""
+        """Names, at process 0, the process that was lost first."""
         everyone = len(self._reports) == self._processes()
         if self._reports and self._lost is None and (everyone or time.monotonic() >= self._decide_at):
             causes = [process for process, how in self._reports.items() if how != "failed"] or list(self._reports)

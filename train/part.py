@@ -104,7 +104,7 @@ class Part:
 
 
 def param_dtype(config: TrainConfig, mesh: Mesh) -> Any:
-    """Of the parameters: what was asked for, else float32 on CPU and bfloat16 elsewhere."""
+    """The dtype of the parameters: what was asked for, else float32 on CPU and bfloat16 elsewhere."""
     return jnp.dtype(config.param_dtype or ("float32" if is_cpu(mesh) else "bfloat16"))
 
 

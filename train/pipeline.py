@@ -79,7 +79,7 @@ class Pipeline:
         return totals, measured
 
     def _metrics(self, figures: list[Measured], norm: jax.Array) -> StepMetrics:
-        """Of the whole model, on the devices of the last stage."""
+        """The metrics of the whole model, on the devices of the last stage."""
         here = [jax.device_put(own, self.stages[-1].shardings.step) for own in figures]
         moe: MoEMetrics = jax.tree.map(lambda *leaves: jnp.concatenate(leaves), *(own.moe for own in here))
         balance = sum((own.balance for own in here), jnp.zeros(()))

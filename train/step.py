@@ -134,7 +134,7 @@ def accumulate(part: Part, state: TrainState, batch: jax.Array, places: Any) -> 
 
 
 def compiler_options(config: TrainConfig, mesh: Mesh) -> dict[str, Any] | None:
-    """Of XLA, for the programs of a run."""
+    """The options of XLA for the programs of a run."""
     return None if is_cpu(mesh) or not config.xla_options else dict(transport.xla_options().compiler_options)
 
 

@@ -147,7 +147,7 @@ def save(
 
 
 def export_dtypes(source: Source, dtype: DTypeLike | None) -> dict[str, np.dtype]:
-    """Of the tensors in files, by path of the parameter."""
+    """The dtypes of the tensors in files, by path of the parameter."""
 
     def of(parameter: Parameter) -> np.dtype:
         return source.dtype(parameter) if dtype is None or parameter.weight.wide else np.dtype(dtype)

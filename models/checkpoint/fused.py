@@ -50,7 +50,7 @@ def apart(files: Files, table: Sequence[Parameter]) -> tuple[Files, list[str]]:
 
 
 def _layers(table: Sequence[Parameter]) -> Iterator[list[_Fused]]:
-    """Of each layer with experts, what may be there in place of their own tensors."""
+    """Lists for each layer with experts what may be there in place of their own tensors."""
     for parameter in table:
         if not parameter.weight.fused:
             continue

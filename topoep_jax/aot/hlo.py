@@ -76,7 +76,7 @@ class Instruction:
 
     @property
     def target(self) -> str | None:
-        """Of a custom call."""
+        """The target of a custom call."""
         return self._find(r'custom_call_target="([^"]*)"') if self.opcode == "custom-call" else None
 
     @property
@@ -91,7 +91,7 @@ class Instruction:
 
     @property
     def body(self) -> str:
-        """Of a while loop."""
+        """The computation that a while loop repeats."""
         return self._find(r"\bbody=%?([\w.-]+)") or ""
 
     @property
@@ -144,7 +144,7 @@ class Module:
             raise ValueError("this is no HLO program: it has no ENTRY computation")
 
     def instructions(self) -> Iterator[Instruction]:
-        """Of all computations."""
+        """The instructions of all computations."""
         for instructions in self.computations.values():
             yield from instructions
 

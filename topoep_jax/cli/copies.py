@@ -83,7 +83,7 @@ def copies_of(plan: Evaluation, before: Evaluation, omega: np.ndarray, problem: 
 
 
 def _grown_ps(plan: Plan, holder: int, slot: int, problem: Problem, terms: dict[str, int]) -> dict[str, int]:
-    """By how much each of the plan's `terms` grows without the copy in one slot."""
+    """Picoseconds by which each of the plan's `terms` grows without the copy in one slot."""
     mains = problem.mains_per_rank
     slot_expert, quota = np.array(plan.slot_expert), np.array(plan.quota)
     owner, main = divmod(int(slot_expert[holder, slot]), mains)

@@ -61,7 +61,7 @@ class Answer:
         return self.setting.quotable and outcome.planner != "none"
 
     def records(self) -> list[dict[str, Any]]:
-        """As JSON, one for each planner."""
+        """The records for JSON, one for each planner."""
         return [self._record(outcome) for outcome in self.outcomes]
 
     def _record(self, outcome: Outcome) -> dict[str, Any]:

@@ -82,7 +82,7 @@ class Study:
 
     @property
     def num_samples(self) -> int | None:
-        """Of a trace; None where seeds have no end."""
+        """The number of samples of a trace; None where seeds have no end."""
         return None if self.samples_of_trace is None else len(self.samples_of_trace)
 
     def _problem(self, omega: np.ndarray) -> Problem:

@@ -40,7 +40,7 @@ class Evaluation:
 
     @property
     def status(self) -> Status:
-        """Of the plan."""
+        """The status of the plan."""
         return Status(int(self.plan.status))
 
     @property

@@ -51,7 +51,7 @@ class Hardware:
 
     @classmethod
     def h100(cls) -> "Hardware":
-        """As `h800`, with the full NVLink of the SXM board: 450 GB/s per direction."""
+        """The rates of `h800`, with the full NVLink of the SXM board: 450 GB/s per direction."""
         return cls(inter_fs_per_byte=20_000, intra_fs_per_byte=2_222, gflops=400_000)
 
     @classmethod

@@ -167,7 +167,7 @@ def published_traits(shape: Shape, imbalance: float, inter: float, *, balanced: 
 
 
 def tokens_per_second(shape: Shape, step_ms: float) -> float:
-    """Of all ranks, with `TOKENS` each."""
+    """Throughput of all ranks, with `TOKENS` each."""
     return shape.topology.num_ranks * TOKENS / step_ms * 1e3
 
 

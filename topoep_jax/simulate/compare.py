@@ -57,7 +57,7 @@ class Steps:
     weights: Sequence[int]
 
     def mean(self, values: Iterable[float]) -> float:
-        """Of one value of each step."""
+        """The mean of one value of each step."""
         return statistics.fmean(values, self.weights)
 
     @property
@@ -156,7 +156,7 @@ class Outcome:
         return self.steps.step_ms
 
     def tokens_per_second(self, tokens: float) -> float:
-        """Of all ranks, each with so many tokens in a microbatch."""
+        """Throughput of all ranks, each with so many tokens in a microbatch."""
         ranks, step = self.steps.each[0].timeline.program.num_ranks, self.steps.each[0].step
         return 1e3 * ranks * tokens * step.microbatches / max(self.step_ms, 1e-9)
 

@@ -94,11 +94,11 @@ class Point:
 
     @property
     def error_percent(self) -> float:
-        """Of the model against the paper."""
+        """The error of the model against the paper."""
         return 100 * (self.modelled / self.paper.number - 1)
 
     def record(self) -> dict[str, Any]:
-        """As JSON."""
+        """The record for JSON."""
         fields = dataclasses.asdict(self) | {"paper": self.paper.number, "mark": self.paper.mark}
         return fields | {"error_percent": self.error_percent, "kind": "simulated"}
 

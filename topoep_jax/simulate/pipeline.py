@@ -169,7 +169,7 @@ class _Layer:
         return self.exchange(name, "combine", self._moved(chunk).T, after)
 
     def pull(self, name: str, after: list[int]) -> list[int]:
-        """Of replicas, where the layer has slots; launched even when the plan has none."""
+        """The pull of replicas, where the layer has slots; it is launched even when the plan has none."""
         return [self.exchange(name, "pull", self.work.pulled, after)] if self.work.balanced else []
 
     def product(self, name: str, phase: str, matrices: int, chunk: int, after: list[int]) -> int:

@@ -81,7 +81,7 @@ class Simulation:
 
     @property
     def step_ms(self) -> float:
-        """Of the last rank."""
+        """Milliseconds until the last rank has ended."""
         return self.timeline.step_ps / MS
 
     @property

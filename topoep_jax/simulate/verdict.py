@@ -57,7 +57,7 @@ def judge(gain: float, variations: Sequence[float]) -> Verdict:
 
 
 def gain_percent(before_ms: float, after_ms: float) -> float:
-    """Of throughput, when a step takes another time."""
+    """Gain of throughput, when a step takes another time."""
     return 100 * (before_ms / after_ms - 1) if after_ms else 0.0
 
 

@@ -71,7 +71,7 @@ class Work:
 
     @property
     def num_rows(self) -> int:
-        """Of all ranks."""
+        """The rows of all ranks."""
         return int(self.rows.sum())
 
 

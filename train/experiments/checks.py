@@ -47,7 +47,7 @@ class Outcome:
 
     @property
     def verdict(self) -> str:
-        """In a word or two."""
+        """The verdict in a word or two."""
         if not self.points:
             return "not run"
         return "fails" if self.failures else "holds"
@@ -83,7 +83,7 @@ def text(outcomes: Iterable[Outcome]) -> str:
 
 
 def _outcome(title: str, findings: Iterable[str | None]) -> Outcome:
-    """Of findings that are None where a point holds."""
+    """The outcome of findings that are None where a point holds."""
     found = list(findings)
     return Outcome(title, len(found), [finding for finding in found if finding])
 

@@ -117,7 +117,7 @@ def profile(config: LayerConfig, tokens: int, steps: int) -> dict[str, Any]:
 
 
 def _fitting(config: LayerConfig, tokens: int) -> LayerConfig:
-    """With room for the busiest rank of the plan: one pass, as in the paper, whatever the planner."""
+    """The layer with room for the busiest rank of the plan: one pass, as in the paper, whatever the planner."""
     forced, route = config.forced, routing.get_router(config.router)
     assert forced is not None
     logits = jnp.zeros((tokens, config.num_experts), jnp.float32)

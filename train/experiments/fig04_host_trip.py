@@ -57,7 +57,7 @@ def programs(asked: Problem) -> dict[str, Any]:
 
 
 def _median_us(calls: Mapping[str, Callable[[], Any]]) -> dict[str, float]:
-    """Of each call, all by turns, so that whatever else this machine does slows all of them."""
+    """The median of each call, all by turns, so that whatever else this machine does slows all of them."""
     times: dict[str, list[float]] = {way: [] for way in calls}
     for _ in range(_WARMUPS + _RUNS):
         for way, call in calls.items():

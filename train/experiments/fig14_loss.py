@@ -46,7 +46,7 @@ def run(settings: Settings) -> list[Record]:
 
 
 def _losses(folder: Path) -> np.ndarray:
-    """Of every step."""
+    """The loss of every step."""
     lines = (folder / "metrics.jsonl").read_text().splitlines()
     return np.array([json.loads(line)["loss"] for line in lines])
 

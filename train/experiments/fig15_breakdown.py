@@ -36,7 +36,7 @@ def run(settings: Settings) -> list[Record]:
 
 
 def _of(phases: Phases) -> dict[str, float]:
-    """As the paper counts: two exchanges a pass."""
+    """The breakdown as the paper counts it: two exchanges a pass."""
     return {
         "experts forward": phases.experts_forward,
         "experts backward": phases.experts_backward,

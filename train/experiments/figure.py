@@ -35,10 +35,10 @@ class Figure:
 
     @property
     def name(self) -> str:
-        """Of its files and anchors."""
+        """The name of its files and anchors."""
         return f"figure_{self.number.lower()}"
 
     @property
     def label(self) -> str:
-        """As a heading."""
+        """The label as a heading."""
         return f"Figure {self.number}" if self.number[0].isdigit() else f"Beyond the paper, {self.number}"

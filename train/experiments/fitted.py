@@ -34,5 +34,5 @@ def layer(model: str) -> PaperLayer:
 
 
 def title(model: str) -> str:
-    """Of a panel: says whose gains are not to be quoted."""
+    """The title of a panel, which says whose gains are not to be quoted."""
     return style.MODELS[model] + "\n(held out: not to be quoted)" * (model == HELD_OUT)

@@ -33,13 +33,13 @@ def document(title: str, parts: Iterable[str]) -> str:
 
 
 def heading(level: int, text: str, anchor: str = "") -> str:
-    """Of plain text."""
+    """A heading of plain text."""
     place = f' id="{anchor}"' if anchor else ""
     return f"<h{level}{place}>{escape(text)}</h{level}>"
 
 
 def paragraph(content: str) -> str:
-    """Of HTML."""
+    """A paragraph of HTML."""
     return f"<p>{content}</p>"
 
 
@@ -54,7 +54,7 @@ def picture(file: str, text: str) -> str:
 
 
 def listing(items: Iterable[str]) -> str:
-    """Of HTML."""
+    """A list of HTML."""
     return "<ul>" + "".join(f"<li>{item}</li>" for item in items) + "</ul>"
 
 

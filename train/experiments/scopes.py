@@ -66,7 +66,7 @@ class Event(NamedTuple):
 
 
 def places(text: str) -> dict[str, Place]:
-    """Of every operation that does work itself.
+    """The places of every operation that does work itself.
 
     Of nested scopes the innermost counts. An operation without any, as XLA makes them, belongs where the loop or branch
     does that runs it, and copies and fills outside of those where they are first read. What JAX transposed is the
@@ -104,7 +104,7 @@ def places(text: str) -> dict[str, Place]:
 def _phase_and_pass(
     instruction: Instruction, computation: str, callers: Mapping[str, tuple[Instruction, str]]
 ) -> tuple[str, str]:
-    """By the names that JAX gave an operation and those that run it, from the inside out."""
+    """The phase and the pass, by the names that JAX gave an operation and those that run it, from the inside out."""
     names = [instruction.op_name]
     while computation in callers:
         caller, computation = callers[computation]

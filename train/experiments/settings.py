@@ -39,10 +39,10 @@ class Settings:
 
     @property
     def steps(self) -> int:
-        """Of training runs whose losses are compared; the paper's in the full set."""
+        """Steps of the training runs whose losses are compared; the paper's in the full set."""
         return 10_000 if self.full else 500
 
     @property
     def recorded_steps(self) -> int:
-        """Of training runs whose routing is looked at."""
+        """Steps of the training runs whose routing is looked at."""
         return 2_000 if self.full else 500

@@ -49,17 +49,17 @@ PAPER = {
 
 
 def color(planner: str) -> str:
-    """Of a planner."""
+    """The color of a planner."""
     return STYLES.get(planner, (OTHER, ""))[0]
 
 
 def marker(planner: str) -> str:
-    """Of a planner."""
+    """The marker of a planner."""
     return STYLES.get(planner, ("", "."))[1]
 
 
 def name(planner: str) -> str:
-    """In legends and on axes; † marks planners that take more replicas than there are slots."""
+    """The name in legends and on axes; † marks planners that take more replicas than there are slots."""
     return NAMES.get(planner, planner)
 
 

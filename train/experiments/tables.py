@@ -48,7 +48,7 @@ def _names(record: Record) -> tuple[str, str, str, str]:
 
 
 def _ordered(records: Sequence[Record]) -> list[Summary]:
-    """By metric, model, setting and planner, as readers compare."""
+    """The rows ordered by metric, model, setting and planner, as readers compare."""
     models = {model: place for place, model in enumerate(MODELS)}
     planners = {planner: place for place, planner in enumerate(plans.ALL)}
 

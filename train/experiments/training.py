@@ -55,7 +55,7 @@ def _data(folder: Path, corpus: str) -> list[str]:
 
 
 def _steps_done(folder: Path) -> int:
-    """Of a run that ended: `summary.json` is the last thing that it writes."""
+    """The steps that a run has done when it has ended: `summary.json` is the last thing that it writes."""
     log = folder / "metrics.jsonl"
     return len(log.read_text().splitlines()) if (folder / "summary.json").is_file() and log.is_file() else 0
 

@@ -22,7 +22,7 @@ _PAPER_MOVE = 2
 
 
 def dependent_steps(problem: Problem) -> int | None:
-    """Of planner `topoep`: an upper bound that holds for any demand, with one team of threads for each candidate.
+    """Bounds the steps of planner `topoep` from above: the bound holds for any demand, with one team of threads for each candidate.
 
     A step is one barrier of a team, one reduction or scan over it, or the boundary of a kernel. The path is what all
     candidates share, the longest candidate (which keeps its plans), the choice, and the final order of the plan chosen.
@@ -48,7 +48,7 @@ def dependent_steps(problem: Problem) -> int | None:
 
 
 def dependent_steps_of_paper(omega: np.ndarray, problem: Problem) -> int | None:
-    """Of planner `topoep_paper`: the same steps, counted for one demand, since nothing else bounds its moves.
+    """Counts the same steps of planner `topoep_paper` for one demand, since nothing else bounds its moves.
 
     Domains move side by side, so that the one with the most moves counts.
 
