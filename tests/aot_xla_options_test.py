@@ -34,7 +34,7 @@ def test_xla_knows_the_flags():
 
 
 def exit_status(flags: str) -> int:
-    """Of a program that starts XLA with these flags."""
+    """The exit status of a program that starts XLA with these flags."""
     program = [sys.executable, "-c", "import jax; jax.numpy.sin(1.0)"]
     return subprocess.run(["env", f"XLA_FLAGS={flags}", "JAX_PLATFORMS=cpu", *program]).returncode
 
@@ -61,7 +61,7 @@ def test_the_options_arrive_in_the_program(aot, tmp_path):
 
 
 def memory_space_of_rows(program: str) -> str | None:
-    """Of the exchange's first operand; None for ordinary device memory."""
+    """The memory space of the exchange's first operand; None for ordinary device memory."""
     operand = re.search(r" ragged-all-to-all\(%([\w.-]+),", program)[1]
     shape = re.search(rf"^\s+%{re.escape(operand)} = (\S+) ", program, re.MULTILINE)[1]
     space = re.search(r"S\((\d+)\)", shape)

@@ -67,7 +67,7 @@ def quota_of(quadruples: list[int], problem: Problem) -> np.ndarray:
 
 
 def largest_load(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> int:
-    """Of any rank, when `rows` [E, R] execute away from the mains."""
+    """The largest load of a rank, when `rows` [E, R] execute away from the mains."""
     load = rows.sum(axis=0)
     np.add.at(load, problem.main_rank(), omega.sum(axis=0) - rows.sum(axis=1))
     return int(load.max())

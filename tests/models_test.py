@@ -205,7 +205,7 @@ def loss_of(remat: str):
 
 
 def test_the_backward_pass_finds_what_the_policy_says():
-    """Of each layer its input, the products with parameters too, or everything."""
+    """The policy keeps of each layer its input, the products with parameters too, or everything."""
     params = params_of("qwen3_moe")
     kept = {}
     for remat in ("full", "dots", "none"):

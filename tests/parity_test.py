@@ -108,7 +108,7 @@ def folders(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def runs(folders):
-    """Of each variant one, whichever order the tests come in."""
+    """The run of each variant, made once, whichever order the tests come in."""
     by_name = {variant.name: variant for variant in VARIANTS}
     return functools.cache(lambda name: run_of(by_name[name], folders / name))
 

@@ -107,7 +107,7 @@ def in_largest(change: Callable[[bytes], bytes]) -> Callable[[pathlib.Path], Non
 
 
 def old(item: pathlib.Path, change: Callable[[bytes], bytes] | None = None) -> None:
-    """As an older version left it."""
+    """A checkpoint as an older version left it."""
     (item / digests.DIGESTS).unlink()
     if change:
         overwrite(largest(item), change)

@@ -44,7 +44,7 @@ def each_step_is_compiled_once():
 
 @pytest.fixture(scope="module")
 def narrow_run(tmp_path_factory) -> TrainConfig:
-    """Without replicas, to compile quickly."""
+    """A run in bf16, without replicas, to compile quickly."""
     config = settings(
         tmp_path_factory.mktemp("narrow") / "run",
         "qwen3-tiny",

@@ -44,7 +44,7 @@ def metrics_of(run_dir: pathlib.Path) -> list[dict]:
 
 
 def loads_of(run_dir: pathlib.Path) -> list:
-    """Of a run: what every expert of every layer was assigned, step by step."""
+    """The loads of a run: what every expert of every layer was assigned, step by step."""
     return np.load(run_dir / "expert_load.npy").tolist()
 
 

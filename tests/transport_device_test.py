@@ -69,7 +69,7 @@ def empty_registry(monkeypatch):
 
 @pytest.fixture
 def on_gpus(monkeypatch):
-    """As if the emulated devices were GPUs."""
+    """Lets the emulated devices pass for GPUs."""
     monkeypatch.setattr(device, "_platforms", lambda mesh: ["gpu"])
 
 

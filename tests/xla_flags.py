@@ -4,7 +4,7 @@ import importlib.metadata
 
 
 def xla_flags(num_devices: int) -> str:
-    """For emulated CPU devices, quick compiles and slow machines.
+    """The flags for emulated CPU devices, quick compiles and slow machines.
 
     Compiling is most of the time, and what is compiled runs for milliseconds: without optimization it takes a third.
     Programs for GPUs stay the same, to the byte. Devices are threads: on few and busy cores, the last of them may come

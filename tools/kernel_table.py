@@ -80,7 +80,7 @@ class Kernel:
 
 
 def kernels(folders: list[Path]) -> list[Kernel]:
-    """Of the .log and .ptx files in `folders`, sorted by name."""
+    """The kernels of the .log and .ptx files in `folders`, sorted by name."""
     found = []
     for folder in folders:
         launches = {symbol: launch for ptx in sorted(folder.glob("*.ptx")) for symbol, launch in _launches(ptx).items()}
@@ -94,7 +94,7 @@ def kernels(folders: list[Path]) -> list[Kernel]:
 
 
 def _launches(ptx: Path) -> dict[str, tuple[int, int]]:
-    """For each kernel in a file of PTX: threads per block, and bytes of dynamic shared memory."""
+    """The launches of each kernel in a file of PTX: threads per block, and bytes of dynamic shared memory."""
     text = ptx.read_text()
     dynamic = _PTX_DYNAMIC.findall(text)
     # [text before, symbol, text up to the next, ..]
@@ -108,7 +108,7 @@ def _launches(ptx: Path) -> dict[str, tuple[int, int]]:
 
 
 def kernel(name: str, arch: str, report: str, launch: tuple[int, int]) -> Kernel:
-    """From ptxas' lines about a kernel and the functions that it calls, whose spills are added up; and its launch."""
+    """Reads a kernel from ptxas' lines about a kernel and the functions that it calls, whose spills are added up; and its launch."""
     spills = [tuple(map(int, pair)) for pair in _SPILLS.findall(report)]
     stores, loads = map(sum, zip(*spills, strict=True))
     registers, stack, shared = (
@@ -119,7 +119,7 @@ def kernel(name: str, arch: str, report: str, launch: tuple[int, int]) -> Kernel
 
 
 def demangled(symbols: list[str]) -> list[str]:
-    """As `topoep::Pull<4>`: without return type, parameters and anonymous namespaces."""
+    """The name as `topoep::Pull<4>`: without return type, parameters and anonymous namespaces."""
     text = subprocess.run(["c++filt"], input="\n".join(symbols), capture_output=True, text=True, check=True).stdout
     names = []
     for line in text.splitlines():

@@ -67,11 +67,11 @@ class Mutation(importlib.machinery.SourceFileLoader):
         self.source = mutant.source()
 
     def find_spec(self, name: str, *_: object) -> importlib.machinery.ModuleSpec | None:
-        """For `sys.meta_path`."""
+        """Finds the module, for `sys.meta_path`."""
         return importlib.util.spec_from_file_location(name, self.path, loader=self) if name == self.name else None
 
     def get_code(self, fullname: str) -> CodeType:
-        """Of the wrong source."""
+        """The code of the wrong source."""
         return compile(self.source, self.path, "exec", dont_inherit=True)
 
 

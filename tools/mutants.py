@@ -46,12 +46,12 @@ class Site:
 
     @property
     def name(self) -> str:
-        """As the programs know it."""
+        """The name as the programs know it."""
         return f"{self.file}:{self.line}"
 
     @property
     def key(self) -> tuple[str, int]:
-        """As the JSON knows it."""
+        """The key as the JSON knows it."""
         return self.file, self.nth
 
     @property

@@ -28,7 +28,7 @@ FAILED = 1
 
 
 def find_stages() -> list[str]:
-    """As pass.name, in the order of the sources."""
+    """Finds the stages as pass.name, in the order of the sources."""
     stages = []
     for source in PASSES:
         for node in ast.walk(ast.parse((ROOT / f"topoep_jax/pipeline/{source}.py").read_text())):

@@ -86,5 +86,5 @@ def demand_of_model(shape: Shape, skews: Iterable[float], seed: int) -> dict[flo
 
 @functools.cache
 def _own_selection(shape: Shape) -> Select:
-    """The selection without groups, which is the largest logits: no program to compile, and no ties of rounded scores."""
+    """The selection without groups, by the largest logits: no program to compile, and no ties of rounded scores."""
     return router_of(shape) if shape.router_options else plain_top_k

@@ -62,7 +62,7 @@ class Problem:
         self.rows = {width: draw(num_blocks * block_rows, width) for width in (hidden, 2 * ffn, ffn)}
 
     def flops(self, matrix: Matrix, mains: int | None = None) -> int:
-        """Of the blocks that are not idle, or of those of the first instances."""
+        """Counts the flops of the blocks that are not idle, or of those of the first instances."""
         blocks = -(-self.where[2][:mains] // self.block_rows)
         return 2 * int(blocks.sum()) * self.block_rows * matrix.rows * matrix.cols
 

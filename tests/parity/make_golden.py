@@ -111,7 +111,7 @@ def attention_mask(segments: np.ndarray) -> torch.Tensor:
 
 
 def margin_of(variant: Variant, gate: torch.nn.Module, output: tuple[torch.Tensor, ...]) -> np.ndarray:
-    """By how much each token prefers its last choice to the next, among experts and among groups."""
+    """The margin by which each token prefers its last choice to the next, among experts and among groups."""
     logits = output[0].detach()
     top_k = output[2].shape[-1]
     if variant.config["model_type"] == "glm4_moe":

@@ -30,7 +30,7 @@ class Cluster:
     shared: str
 
     def save(self, setting: Setting) -> None:
-        """For the processes of the checks."""
+        """Saves it for the processes of the checks."""
         (setting.folder / FILE).write_text(json.dumps(dataclasses.asdict(self)))
 
 

@@ -60,6 +60,6 @@ def _train(setting: Setting, transport: str) -> dict[str, object]:
 
 
 def _devices(setting: Setting) -> int:
-    """Of this process; counted in another one, for the run needs them."""
+    """The number of devices of this process; counted in another one, for the run needs them."""
     code = "import jax; from topoep_jax import launch; print(launch.own_gpus() or jax.local_device_count())"
     return int(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True).stdout)

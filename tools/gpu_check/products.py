@@ -119,7 +119,7 @@ def _draw(rng: np.random.Generator, *shape: int) -> jax.Array:
 
 @partial(jax.jit, static_argnames="transposed")
 def _dot(left: jax.Array, right: jax.Array, transposed: bool = False) -> jax.Array:
-    """In f32, without a shortcut: GPUs would round to TF32."""
+    """The product in f32, without a shortcut: GPUs would round to TF32."""
     left, right = left.astype(jnp.float32), right.astype(jnp.float32)
     return jnp.matmul(left, right.T if transposed else right, precision=jax.lax.Precision.HIGHEST)
 

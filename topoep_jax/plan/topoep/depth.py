@@ -22,7 +22,7 @@ _PAPER_MOVE = 2
 
 
 def dependent_steps(problem: Problem) -> int | None:
-    """Bounds the steps of planner `topoep` from above: the bound holds for any demand, with one team of threads for each candidate.
+    """Bounds the steps of planner `topoep` for any demand, with one team of threads for each candidate.
 
     A step is one barrier of a team, one reduction or scan over it, or the boundary of a kernel. The path is what all
     candidates share, the longest candidate (which keeps its plans), the choice, and the final order of the plan chosen.
