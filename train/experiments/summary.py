@@ -9,7 +9,7 @@ from train.experiments.record import Record, Summary, summarize
 
 
 def summary(records: Sequence[Record], outcomes: Sequence[Outcome]) -> dict[str, Any]:
-    """The summary for JSON: every check, and the means with a value of the paper beside them, in the order of records."""
+    """The summary for JSON: every check, and the means that the paper has values of, in the order of records."""
     beside = sorted((found for found in summarize(records) if found.paper), key=lambda found: found.first.key())
     return {
         "checks": [dataclasses.asdict(outcome) | {"verdict": outcome.verdict} for outcome in outcomes],
