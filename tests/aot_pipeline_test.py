@@ -15,7 +15,7 @@ from tests.aot import Compiler
 from topoep_jax import transport
 from topoep_jax.aot import LayerProgram, collectives, compile_layer, host_reads, worst_case
 from topoep_jax.aot.dump import Buffer
-from topoep_jax.aot.forecast import SKEWS, plan_load
+from topoep_jax.aot.forecast import SKEWS, planned_work
 from topoep_jax.config import LayerConfig
 from topoep_jax.shapes import SHAPES
 
@@ -158,4 +158,4 @@ def test_worst_case_rows_need_many_times_the_memory(aot: Compiler, model: str) -
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("skew", SKEWS)
 def test_few_rows_are_computed_that_are_not_there(model: str, skew: float) -> None:
-    assert plan_load(config_of(model), TOKENS, skew).flops_ratio <= 1.03
+    assert planned_work(config_of(model), TOKENS, skew).flops_ratio <= 1.03

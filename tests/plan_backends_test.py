@@ -18,7 +18,8 @@ import pytest
 from tests.cases import CASES, Case, named
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
-from topoep_jax.plan import CostModel, Plan, Status, laws, reference, solve_plan
+from topoep_jax.plan import CostModel, Plan, Status, laws, reference
+from topoep_jax.plan.api import solve
 from topoep_jax.plan.cost import OBJECTIVES
 from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
@@ -70,20 +71,7 @@ def random_problem(family: str, index: int) -> tuple[Case, Problem]:
 
 
 def solve_native(problem: Problem, planner: str):
-    return jax.jit(
-        functools.partial(
-            solve_plan,
-            topology=problem.topology,
-            cost=problem.cost,
-            num_slots=problem.num_slots,
-            cap_rows=problem.cap_rows,
-            block_rows=problem.block_rows,
-            planner=planner,
-            effort=problem.effort,
-            objective=problem.objective,
-            implementation="cpu",
-        )
-    )
+    return jax.jit(functools.partial(solve, problem=problem, planner=planner, implementation="cpu"))
 
 
 def solve_with_threads(problem: Problem, omega: np.ndarray, planner: str, num_threads: int) -> Plan:
@@ -100,10 +88,10 @@ def compare(family: str, index: int, matrices: range) -> Counter:
         kind = KINDS[(index + matrix) % len(KINDS)]
         omega = small_demand(case, kind, seed=1000 * index + matrix)
         status = {}
-        for planner, solve in native.items():
+        for planner, run in native.items():
             expected = reference.solve(omega, problem, planner)
             status[planner] = Status(int(expected.status))
-            laws.check_plan(solve(omega), omega, problem, planner, again=expected)
+            laws.check_plan(run(omega), omega, problem, planner, again=expected)
             if (index + matrix) % 5 == 0:
                 threads = 2 + (index + matrix) // 5 % 7
                 laws.determinism(solve_with_threads(problem, omega, planner, threads), expected)

@@ -4,6 +4,7 @@ The default tier takes two seeds of three workloads, and every small case that w
 takes all seeds and the wide workloads, and writes results/full/plan_quality.json.
 """
 
+import dataclasses
 import json
 import time
 
@@ -16,7 +17,8 @@ from tests.generator import GOOD_KINDS, small_demand
 from tests.make_milp_suite import FAMILIES, SUITE
 from tests.plan_backends_test import random_problem
 from tests.quality import FULL, QUICK, cells, mean_over_seeds, record, result, solver
-from topoep_jax.plan import Status, picoseconds, solve_plan
+from topoep_jax.plan import Status, picoseconds
+from topoep_jax.plan.api import solve
 
 REPORT = "plan_quality.json"
 EFFORTS = ("fast", "default")
@@ -208,23 +210,12 @@ def check_random_small_cases(index, matrices):
     kinds = [GOOD_KINDS[(index + i) % len(GOOD_KINDS)] for i in range(matrices)]
     omega = np.stack([small_demand(case, kind, seed=100_000 * index + i) for i, kind in enumerate(kinds)])
 
-    def solve(matrix):
-        return [
-            solve_plan(
-                matrix,
-                problem.topology,
-                problem.cost,
-                num_slots=problem.num_slots,
-                cap_rows=problem.cap_rows,
-                block_rows=problem.block_rows,
-                objective=problem.objective,
-                planner=planner,
-                effort=effort,
-            )
-            for planner in ("topoep", "none")
-        ]
+    problem = dataclasses.replace(problem, effort=effort)
 
-    plan, empty = jax.device_get(jax.jit(lambda matrices: jax.lax.map(solve, matrices))(omega))
+    def both(matrix):
+        return [solve(matrix, problem, planner) for planner in ("topoep", "none")]
+
+    plan, empty = jax.device_get(jax.jit(lambda matrices: jax.lax.map(both, matrices))(omega))
     ours_ps, empty_ps = picoseconds(plan.predicted_ps), picoseconds(empty.predicted_ps)
     rows = plan.quota.sum(axis=1, dtype=np.int64)
     aligned = (-(-rows // problem.block_rows) * problem.block_rows).sum(axis=2).max(axis=1)

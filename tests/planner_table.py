@@ -11,9 +11,9 @@ import numpy as np
 
 from tests.cases import SKEWS, named
 from tests.quality import FULL, RESULTS, drawn
-from topoep_jax.cli import timed
 from topoep_jax.plan.evaluate import evaluate
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.run import time_planner
 
 REPORT = "planners.json"
 MEANS = (
@@ -32,7 +32,7 @@ MEANS = (
 def measured(name, seed, skew, planner):
     """Evaluation of one plan as a dict of plain numbers; `slots` is the most replicas on a rank."""
     omega, problem = drawn(name, seed)[skew], named(name).problem()
-    answer = timed.solve(planner, omega, problem)
+    answer = time_planner(omega, problem, planner)
     plan = evaluate(answer.draft, omega, problem)
     return {
         "imbalance": plan.imbalance,

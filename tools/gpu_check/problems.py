@@ -11,7 +11,8 @@ import numpy as np
 from tests.cases import CASES, Case, named
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
-from topoep_jax.plan import CostModel, Hardware, Plan, solve_plan
+from topoep_jax.plan import CostModel, Hardware, Plan
+from topoep_jax.plan.api import solve
 from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
 
@@ -98,22 +99,7 @@ def timed_questions(most_ranks: int) -> Iterator[Question]:
 @functools.cache
 def solver(problem: Problem, planner: str, implementation: str):  # noqa: ANN201
     """A compiled function of demand; compiled once for each problem."""
-
-    def solve(omega: jax.Array) -> Plan:
-        return solve_plan(
-            omega,
-            problem.topology,
-            problem.cost,
-            num_slots=problem.num_slots,
-            cap_rows=problem.cap_rows,
-            block_rows=problem.block_rows,
-            planner=planner,
-            effort=problem.effort,
-            objective=problem.objective,
-            implementation=implementation,
-        )
-
-    return jax.jit(solve)
+    return jax.jit(functools.partial(solve, problem=problem, planner=planner, implementation=implementation))
 
 
 def right_answer(question: Question) -> Plan:

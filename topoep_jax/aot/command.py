@@ -110,7 +110,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
     yield from report.text()
     for note in (*transport.xla_options().missing, *_without_library(missing)):
         yield f"note: {note}\n"
-    basis = f"the plan of synthetic routing, skew {SKEWS[-1]}" if report.loads else "whole buffers on the slowest link"
+    basis = f"the plan of synthetic routing, skew {SKEWS[-1]}" if report.works else "whole buffers on the slowest link"
     yield f"times are predicted from rates, for {basis}; nothing is measured\n"
     if values.timeline:
         yield "\n" + timeline(report)

@@ -6,7 +6,6 @@ that inside a domain. GEMMs run at the hardware's sustained rate.
 
 import math
 import re
-from typing import NamedTuple
 
 import numpy as np
 
@@ -16,9 +15,8 @@ from topoep_jax.config import LayerConfig
 from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps
-from topoep_jax.plan.pulls import replicas
 from topoep_jax.shapes import Shape
-from topoep_jax.simulate.work import buffered
+from topoep_jax.simulate.work import Work, work_of_planner
 from topoep_jax.synthetic import biased_demand
 
 SKEWS = (0.0, -4.0)
@@ -27,49 +25,25 @@ _OUT = re.compile(r"(dispatch|again|grad)_([12])$")
 _BACK = re.compile(r"(combine|home)_([12])$")
 
 
-class Load(NamedTuple):
-    """What one plan makes the ranks do in one layer.
-
-    Attributes:
-      config: the layer.
-      rows: int64 [number of windows, R, R], rows from source to executing rank, of each receive buffer.
-      aligned: int64 [number of windows, R, J], rows of each instance with its alignment, that are computed.
-      pulls: int64 [R, R], replicas from main rank to the rank that holds them.
-      tokens: T, per rank.
-    """
-
-    config: LayerConfig
-    rows: np.ndarray
-    aligned: np.ndarray
-    pulls: np.ndarray
-    tokens: int
-
-    @property
-    def flops_ratio(self) -> float:
-        """Rows that the grid of the GEMMs computes over rows that there are, of all ranks."""
-        return float(self.aligned.sum() / max(self.rows.sum(), 1))
-
-
-def plan_load(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> Load:
+def planned_work(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> Work:
     """Plans one microbatch of synthetic demand; rows beyond the first pass are left out."""
     workload = Shape(config.hidden, config.ffn, config.num_experts, config.top_k, config.topology, tokens=tokens)
     omega = biased_demand(workload, [skew], seed)[skew].astype(np.int32)
     assignments = tokens * config.top_k
     plan = solve_layer_plan(config, omega, assignments)
-    held = buffered(config, np.asarray(plan.quota), assignments)
-    return Load(config, held.rows, held.aligned, replicas(np.asarray(plan.slot_expert), config.num_mains), tokens)
+    return work_of_planner(config, config.planner, plan, assignments)
 
 
-def collective_ps(collective: Collective, load: Load) -> int:
+def collective_ps(collective: Collective, work: Work) -> int:
     """Predicted picoseconds of one run of a collective: of the plan's rows or replicas, else of its whole buffer."""
-    hardware = load.config.hardware
-    counts = _counts(collective.phase, load)
+    hardware = work.config.hardware
+    counts = _counts(collective.phase, work)
     if counts is None:
-        return buffer_ps(collective, load.config.num_ranks, load.config.topology.num_domains, hardware)
+        return buffer_ps(collective, work.config.num_ranks, work.config.topology.num_domains, hardware)
     sent = collective.operands[0]  # [rows, ...] or [replicas, ...]
     moved = counts * (sent.num_bytes // sent.dims[0])
     return moved_ps(
-        moved, load.config.topology, hardware.inter_fs_per_byte, hardware.intra_fs_per_byte, busiest_direction
+        moved, work.config.topology, hardware.inter_fs_per_byte, hardware.intra_fs_per_byte, busiest_direction
     )
 
 
@@ -80,40 +54,40 @@ def buffer_ps(collective: Collective, num_ranks: int, num_domains: int, hardware
     return link_ps(total, hardware.inter_fs_per_byte if num_domains > 1 else hardware.intra_fs_per_byte)
 
 
-def gemm_ps(gemm: Gemm, load: Load, pieces: int = 1) -> int:
+def gemm_ps(gemm: Gemm, work: Work, pieces: int = 1) -> int:
     """Predicted picoseconds of an expert GEMM on the busiest rank; of a weight gradient, one of its `pieces`."""
-    flops = _wgrad_flops(gemm, load) // pieces if gemm.kind == "wgrad" else _gmm_flops(gemm, load)
-    return flops * gemm.turns * 1000 // load.config.hardware.gflops
+    flops = _wgrad_flops(gemm, work) // pieces if gemm.kind == "wgrad" else _gmm_flops(gemm, work)
+    return flops * gemm.turns * 1000 // work.config.hardware.gflops
 
 
-def _counts(phase: str, load: Load) -> np.ndarray | None:
+def _counts(phase: str, work: Work) -> np.ndarray | None:
     """int64 [R, R] rows or replicas from rank to rank; None for a phase that the plan does not tell about."""
     if match := _OUT.search(phase):
-        return load.rows[min(int(match[2]), len(load.rows)) - 1]
+        return work.rows[min(int(match[2]), len(work.rows)) - 1]
     if match := _BACK.search(phase):
-        return load.rows[min(int(match[2]), len(load.rows)) - 1].T
+        return work.rows[min(int(match[2]), len(work.rows)) - 1].T
     if phase == "weights":
-        return load.rows.sum(0)
+        return work.rows.sum(0)
     if phase == "weight_grads":
-        return load.rows.sum(0).T
+        return work.rows.sum(0).T
     if phase in ("pull", "repull"):
-        return load.pulls
+        return work.replicas
     if phase == "push":
-        return load.pulls.T
+        return work.replicas.T
     return None
 
 
-def _gmm_flops(gemm: Gemm, load: Load) -> int:
+def _gmm_flops(gemm: Gemm, work: Work) -> int:
     rows, width = gemm.result.dims[0], gemm.result.dims[-1]
     inputs = [a for a in gemm.operands if len(a.dims) == 2 and a.dims[0] == rows and _is_float(a)]
     if inputs:
-        return 2 * _busiest_rows(rows, load, slice(None)) * inputs[0].dims[1] * width
+        return 2 * _busiest_rows(rows, work, slice(None)) * inputs[0].dims[1] * width
     return 2 * math.prod(gemm.result.dims) * _depth(gemm)
 
 
-def _wgrad_flops(gemm: Gemm, load: Load) -> int:
+def _wgrad_flops(gemm: Gemm, work: Work) -> int:
     """A kernel's operands hold (inputs, gradients) of each job; accumulators have a row for each instance."""
-    config = load.config
+    config = work.config
     num_accumulated = gemm.result.dims[0]
     mains = slice(0, config.num_mains)
     slots = slice(config.num_mains, None)
@@ -123,17 +97,17 @@ def _wgrad_flops(gemm: Gemm, load: Load) -> int:
     if len(pairs) % 2 or not pairs:
         return 2 * math.prod(gemm.result.dims) * _depth(gemm)
     return sum(
-        2 * _busiest_rows(a.dims[0], load, instances) * a.dims[1] * b.dims[1]
+        2 * _busiest_rows(a.dims[0], work, instances) * a.dims[1] * b.dims[1]
         for a, b in zip(pairs[::2], pairs[1::2], strict=True)
     )
 
 
-def _busiest_rows(buffer_rows: int, load: Load, instances: slice) -> int:
+def _busiest_rows(buffer_rows: int, work: Work, instances: slice) -> int:
     """Rows that the busiest rank computes of a receive buffer, by the buffer's size."""
-    sizes = load.config.window_rows(load.tokens * load.config.top_k)
+    sizes = work.config.window_rows(work.num_assignments)
     if buffer_rows not in sizes:
         return buffer_rows
-    return int(load.aligned[sizes.index(buffer_rows), :, instances].sum(-1).max())
+    return int(work.aligned[sizes.index(buffer_rows), :, instances].sum(-1).max())
 
 
 def _depth(gemm: Gemm) -> int:

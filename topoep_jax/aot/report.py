@@ -6,13 +6,14 @@ from collections.abc import Iterator
 from typing import Any
 
 from topoep_jax.aot.compiler import Program
-from topoep_jax.aot.forecast import SKEWS, Load, buffer_ps, collective_ps, gemm_ps, plan_load
+from topoep_jax.aot.forecast import SKEWS, buffer_ps, collective_ps, gemm_ps, planned_work
 from topoep_jax.aot.hlo import Instruction
 from topoep_jax.aot.host import HostRead, host_reads, num_host_reads
 from topoep_jax.aot.layer import LayerProgram
 from topoep_jax.aot.schedule import Collective, collectives
 from topoep_jax.cli.output import plural, table
 from topoep_jax.plan.hardware import Hardware
+from topoep_jax.simulate.work import Work
 
 _MIB = 2**20
 _US = 1_000_000  # Picoseconds.
@@ -32,7 +33,7 @@ class Report:
       hardware: rates that times are predicted from.
       num_domains: nodes that it spans.
       layer: what it is made of; None for a program of the user's.
-      loads: of its layer, by skew; empty without one.
+      works: of its layer's plans, by skew; empty without a layer.
       worst_case: the layer in the design to compare with, or None.
       collectives: of the program.
       reads: by the host.
@@ -42,7 +43,7 @@ class Report:
     hardware: Hardware
     num_domains: int
     layer: LayerProgram | None
-    loads: dict[float, Load]
+    works: dict[float, Work]
     worst_case: LayerProgram | None
     collectives: list[Collective]
     reads: list[HostRead]
@@ -57,9 +58,9 @@ class Report:
         worst_case: LayerProgram | None = None,
     ) -> "Report":
         """Reads a program; plans two microbatches for a layer."""
-        loads = {skew: plan_load(layer.config, layer.tokens, skew) for skew in SKEWS} if layer else {}
+        works = {skew: planned_work(layer.config, layer.tokens, skew) for skew in SKEWS} if layer else {}
         reads = host_reads(program)
-        return cls(program, hardware, num_domains, layer, loads, worst_case, collectives(program), reads)
+        return cls(program, hardware, num_domains, layer, works, worst_case, collectives(program), reads)
 
     @property
     def flops_ratio(self) -> float | None:
@@ -74,20 +75,20 @@ class Report:
         if config.gemm == "ragged_dot":
             assignments = self.layer.tokens * config.top_k
             return config.num_instances * sum(config.window_rows(assignments)) / assignments
-        return max(load.flops_ratio for load in self.loads.values())
+        return max(work.flops_ratio for work in self.works.values())
 
     def collective_us(self, collective: Collective) -> float:
         """Predicted time of one run, for the plan of the last of `SKEWS`."""
-        if not self.loads:
+        if not self.works:
             return buffer_ps(collective, self.program.num_devices, self.num_domains, self.hardware) / _US
-        return collective_ps(collective, self.loads[SKEWS[-1]]) / _US
+        return collective_ps(collective, self.works[SKEWS[-1]]) / _US
 
     def gemm_us(self, collective: Collective) -> float | None:
         """Predicted time of the expert GEMMs over one run; None where there is no layer to plan for."""
-        if not self.loads:
+        if not self.works:
             return None
         pieces = collective.turns if collective.phase == "push" else 1
-        return sum(gemm_ps(gemm, self.loads[SKEWS[-1]], pieces) for gemm in collective.gemms) / _US
+        return sum(gemm_ps(gemm, self.works[SKEWS[-1]], pieces) for gemm in collective.gemms) / _US
 
     def json(self) -> dict[str, Any]:
         """Bytes are those of one device; times are predicted, in microseconds."""

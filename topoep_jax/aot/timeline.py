@@ -70,11 +70,11 @@ def _end(bars: list[_Bar]) -> float:
 
 
 def _gemm_us(report: Report, run: Run, gemm: Gemm) -> float:
-    if not report.loads:
+    if not report.works:
         return 0.0
-    load = list(report.loads.values())[-1]
+    work = list(report.works.values())[-1]
     pieces = run.turns if _holds_push(report.collectives, run.computation) else 1
-    return gemm_ps(gemm, load, pieces) / _US
+    return gemm_ps(gemm, work, pieces) / _US
 
 
 def _holds_push(collectives: list[Collective], computation: str) -> bool:

@@ -11,12 +11,12 @@ import numpy as np
 from absl import flags
 
 from topoep_jax.cli import study as studies
-from topoep_jax.cli import timed
 from topoep_jax.cli.output import milliseconds, table
 from topoep_jax.cli.study import Sample, Study
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.problem import Draft, none
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.run import time_planner
 from topoep_jax.plan.topoep import dependent_steps
 from topoep_jax.plan.types import Status
 
@@ -127,7 +127,7 @@ def _with_progress(sample: Sample, planners: Sequence[str]) -> Iterator[str]:
 
 def _result(sample: Sample, planner: str, *, bounds: bool) -> Result:
     omega, problem = sample.omega, sample.problem
-    answer = timed.solve(planner, omega, problem)
+    answer = time_planner(omega, problem, planner)
     plan = evaluate(answer.draft, omega, problem)
     return Result(
         sample=sample,

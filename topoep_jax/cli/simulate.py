@@ -7,7 +7,7 @@ from pathlib import Path
 
 from absl import flags
 
-from topoep_jax.cli import fit, timed
+from topoep_jax.cli import fit
 from topoep_jax.cli import simulate_text as text
 from topoep_jax.cli import study as studies
 from topoep_jax.cli.output import check_writable, plural
@@ -16,6 +16,7 @@ from topoep_jax.cli.study import Sample, Study
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.run import run_planner
 from topoep_jax.simulate import LayerRates, Setting, Step, Work, chrome_trace, compare, work_of_planner
 from topoep_jax.simulate.calibration import TOKENS
 from topoep_jax.simulate.published import LAYERS
@@ -182,7 +183,7 @@ def _answer(
     plans: dict[str, list[Evaluation]] = {}
     for planner in planners:
         for sample in samples:
-            draft = timed.draft(planner, sample.omega, sample.problem)
+            draft = run_planner(sample.omega, sample.problem, planner)
             plan = evaluate(draft, sample.omega, sample.problem)
             plans.setdefault(planner, []).append(plan)
             works.setdefault(planner, []).append(work_of_planner(config, planner, plan.plan))

@@ -4,7 +4,6 @@ import dataclasses
 
 import numpy as np
 
-from topoep_jax.cli import timed
 from topoep_jax.cli.copies import Copy, copies_of
 from topoep_jax.cli.output import decimals_for, milliseconds, plural
 from topoep_jax.cli.study import Sample, Study
@@ -12,6 +11,7 @@ from topoep_jax.plan.cost import terms_ps
 from topoep_jax.plan.evaluate import Evaluation, evaluate, nic_bytes
 from topoep_jax.plan.problem import Problem, none
 from topoep_jax.plan.reference import SCORED_ONLY
+from topoep_jax.plan.run import time_planner
 
 
 @dataclasses.dataclass(frozen=True)
@@ -70,7 +70,7 @@ def tell(study: Study, sample: Sample, planner: str) -> Story:
     """Asks a planner, and scores its plan and the empty one."""
     omega, problem = sample.omega, sample.problem
     before = evaluate(none(omega, problem), omega, problem)
-    draft = timed.solve(planner, omega, problem).draft
+    draft = time_planner(omega, problem, planner).draft
     after = evaluate(draft, omega, problem)
     remarks = [f"no layer can run what {planner} makes: {SCORED_ONLY[planner]}"] if planner in SCORED_ONLY else []
     if not draft.holds[problem.main_rank(), range(problem.num_experts)].all():

@@ -111,11 +111,16 @@ def solve_plan(
         effort=_checked_key("effort", effort, EFFORTS),
     )
     _check_instances(problem)
+    return solve(omega, problem, planner, implementation)
+
+
+def solve(omega: jax.Array, problem: Problem, planner: str, implementation: str | None = None) -> Plan:
+    """`solve_plan` for those who have a valid `Problem`, and demand in int32."""
     reference.check_planner(planner)
     if implementation is None:
         implementation = _default_implementation(planner)
-    solve = IMPLEMENTATIONS[_checked_key("implementation", implementation, IMPLEMENTATIONS)]
-    return _compat.vary_like(solve(omega, problem, planner), omega)
+    run = IMPLEMENTATIONS[_checked_key("implementation", implementation, IMPLEMENTATIONS)]
+    return _compat.vary_like(run(omega, problem, planner), omega)
 
 
 def _solve_reference(omega: jax.Array, problem: Problem, planner: str) -> Plan:

@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 
-from topoep_jax.cli import timed
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import CostModel, Problem
+from topoep_jax.plan.run import time_planner
 from topoep_jax.plan.topoep import dependent_steps, dependent_steps_of_paper
 from topoep_jax.topology import Topology
 from train.experiments import style
@@ -63,7 +63,7 @@ def of_size(ranks: int, experts: int) -> Iterator[Record]:
             "bottleneck",
             "fast" if effort == "-" else effort,
         )
-        us = 1e3 * timed.solve(planner, omega, asked).milliseconds
+        us = 1e3 * time_planner(omega, asked, planner).milliseconds
         yield _record(planner, ranks, experts, "CPU, one process", us, "measured", effort=effort)
         setting: dict[str, str | float] = {"ranks": ranks, "experts": experts, "effort": effort}
         if planner == "topoep_paper":

@@ -4,9 +4,9 @@ import dataclasses
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from topoep_jax.cli import timed
 from topoep_jax.plan.evaluate import evaluate
 from topoep_jax.plan.hardware import Hardware
+from topoep_jax.plan.run import run_planner
 from topoep_jax.shapes import SHAPES
 from topoep_jax.topology import Topology
 from train.experiments import plans, style
@@ -49,7 +49,7 @@ def run(settings: Settings) -> list[Record]:
             omega = plans.demand(shape, _SKEW, seed)
             for row in _ROWS:
                 asked = nominal if "not told" in row else told
-                plan = evaluate(timed.draft(row.partition(",")[0], omega, asked), omega, told)
+                plan = evaluate(run_planner(omega, asked, row.partition(",")[0]), omega, told)
                 setting: dict[str, str | float] = {"cluster": name, "skew": _SKEW}
                 ms = plan.objective_ps / 1e9
                 records.append(Record("C", _MODEL, row, setting, "layer on uneven ranks", ms, "ms", "simulated", seed))

@@ -5,12 +5,12 @@ import functools
 
 import numpy as np
 
-from topoep_jax.cli import timed
 from topoep_jax.config import LayerConfig
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.run import run_planner
 from topoep_jax.shapes import Shape
 from topoep_jax.simulate import Work, work_of_planner
 from topoep_jax.synthetic import demand_of_model
@@ -36,7 +36,7 @@ def problem(shape: Shape, *, slots: int = SLOTS, hardware: Hardware | None = Non
 def scored(shape: Shape, skew: float, seed: int, planner: str, asked: Problem) -> Evaluation:
     """The plan of a planner and what it is worth."""
     omega = demand(shape, skew, seed)
-    return evaluate(timed.draft(planner, omega, asked), omega, asked)
+    return evaluate(run_planner(omega, asked, planner), omega, asked)
 
 
 def slots_of(plan: Evaluation) -> int:

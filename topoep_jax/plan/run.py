@@ -11,10 +11,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from topoep_jax.plan import Plan, solve_plan
+from topoep_jax.plan.api import solve
 from topoep_jax.plan.evaluate import draft_of
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.reference import PLANNERS
+from topoep_jax.plan.types import Plan
 
 T = TypeVar("T")
 
@@ -30,24 +31,24 @@ class Timed:
     milliseconds: float
 
 
-def solve(planner: str, omega: np.ndarray, problem: Problem) -> Timed:
+def time_planner(omega: np.ndarray, problem: Problem, planner: str) -> Timed:
     """The draft of `planner` for omega (int64 [R, E]); on one machine, the same draft every time."""
     if planner not in _native_planners():
         return Timed(*_median(lambda: PLANNERS[planner](omega, problem)))
     with jax.default_device(jax.devices("cpu")[0]):
         demand = jnp.asarray(omega, jnp.int32)
-        run = _compiled(planner, problem)
+        run = _compiled(problem, planner)
         jax.block_until_ready(run(demand))
         plan, milliseconds = _median(lambda: jax.block_until_ready(run(demand)))
     return Timed(draft_of(plan, problem), milliseconds)
 
 
-def draft(planner: str, omega: np.ndarray, problem: Problem) -> Draft:
+def run_planner(omega: np.ndarray, problem: Problem, planner: str) -> Draft:
     """The same draft, not timed."""
     if planner not in _native_planners():
         return PLANNERS[planner](omega, problem)
     with jax.default_device(jax.devices("cpu")[0]):
-        return draft_of(_compiled(planner, problem)(jnp.asarray(omega, jnp.int32)), problem)
+        return draft_of(_compiled(problem, planner)(jnp.asarray(omega, jnp.int32)), problem)
 
 
 @functools.cache
@@ -61,21 +62,8 @@ def _native_planners() -> frozenset[str]:
 
 
 @functools.lru_cache(maxsize=64)
-def _compiled(planner: str, problem: Problem) -> Callable[[jax.Array], Plan]:
-    return jax.jit(
-        functools.partial(
-            solve_plan,
-            topology=problem.topology,
-            cost=problem.cost,
-            num_slots=problem.num_slots,
-            cap_rows=problem.cap_rows,
-            block_rows=problem.block_rows,
-            planner=planner,
-            effort=problem.effort,
-            objective=problem.objective,
-            implementation="cpu",
-        )
-    )
+def _compiled(problem: Problem, planner: str) -> Callable[[jax.Array], Plan]:
+    return jax.jit(functools.partial(solve, problem=problem, planner=planner, implementation="cpu"))
 
 
 def _median(call: Callable[[], T]) -> tuple[T, float]:
