@@ -108,7 +108,7 @@ def _launches(ptx: Path) -> dict[str, tuple[int, int]]:
 
 
 def kernel(name: str, arch: str, report: str, launch: tuple[int, int]) -> Kernel:
-    """Reads a kernel from ptxas' lines about it and the functions it calls, whose spills are added up; and its launch."""
+    """Reads a kernel from ptxas' lines about it and the functions that it calls; their spills are added up."""
     spills = [tuple(map(int, pair)) for pair in _SPILLS.findall(report)]
     stores, loads = map(sum, zip(*spills, strict=True))
     registers, stack, shared = (

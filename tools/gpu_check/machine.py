@@ -42,7 +42,7 @@ def facts() -> dict[str, object]:
 
 
 def versions() -> dict[str, str]:
-    """The versions of the interpreter and the packages that matter; the build has an entry of its own for its compiler."""
+    """The versions of the interpreter and the packages that matter; the build tells that of its compiler."""
     found = {dist.metadata["Name"]: dist.version for dist in importlib.metadata.distributions()}
     return {"python": platform.python_version(), **{k: v for k, v in sorted(found.items()) if _PACKAGES.match(k)}}
 
