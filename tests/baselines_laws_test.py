@@ -12,8 +12,9 @@ import pytest
 from tests.cases import named, tagged
 from tests.generator import GOOD_KINDS, about, biased_demand, small_demand
 from topoep_jax.plan.baselines import BASELINES
-from topoep_jax.plan.baselines.common import overlap, quota_local_first, split_evenly, split_in_proportion
+from topoep_jax.plan.baselines.common import quota_local_first, split_evenly, split_in_proportion
 from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.topoep.apportion import overlap
 
 ALL_BASELINES = pytest.mark.parametrize("name", BASELINES)
 MOVES_MAINS = {"eplb"}
@@ -81,7 +82,7 @@ def test_split_in_proportion_is_by_largest_remainder():
 
 
 def test_overlap_fills_low_rooms_from_low_suppliers():
-    np.testing.assert_array_equal(overlap(np.array([3, 2]), np.array([2, 2, 9])), [[2, 0], [1, 1], [0, 1]])
+    np.testing.assert_array_equal(overlap(np.array([2, 2, 9]), np.array([3, 2])), [[2, 0], [1, 1], [0, 1]])
 
 
 def test_quota_local_first_keeps_rows_on_their_rank_then_in_their_domain():

@@ -12,6 +12,7 @@ from tests.make_milp_suite import FAMILIES, SUITE
 from topoep_jax.plan import CostModel, picoseconds, reference
 from topoep_jax.plan.bounds import lp_load_bound, lp_quota_bound, milp_optimum
 from topoep_jax.plan.cost import OBJECTIVES, predict_ps
+from topoep_jax.plan.finish import finish
 from topoep_jax.plan.laws import check_plan
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.types import unpriced
@@ -124,7 +125,7 @@ def test_plans_of_the_programs_are_legal(objective):
     problem = case.problem(objective=objective)
     found = milp_optimum(omega, problem, mip_rel_gap=0.01)
     draft = drafted(found, problem)
-    plan = reference.finish(draft, omega, problem)
+    plan = finish(draft, omega, problem)
     check_plan(plan, omega, problem, "none")
     assert int(picoseconds(plan.predicted_ps)) == found["objective_ps"]
 

@@ -9,7 +9,8 @@ from tests.cases import SKEWS, named, tagged
 from tests.generator import GOOD_KINDS, biased_demand, score, small_demand
 from topoep_jax.plan import Status, reference
 from topoep_jax.plan.cost import OBJECTIVES, terms_ps
-from topoep_jax.plan.evaluate import draft_of, evaluate, nic_bytes
+from topoep_jax.plan.evaluate import evaluate, nic_bytes
+from topoep_jax.plan.finish import draft_of
 from topoep_jax.plan.problem import none
 from topoep_jax.plan.reference import PLANNERS
 

@@ -15,6 +15,7 @@ from topoep_jax._integers import is_integer
 from topoep_jax.plan import reference
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.cost import OBJECTIVES
+from topoep_jax.plan.finish import refuse
 from topoep_jax.plan.problem import MAX_INSTANCES, MAX_REPLICAS, MAX_ROWS, CostModel, Problem
 from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.plan.types import Plan
@@ -127,7 +128,7 @@ def _solve_reference(omega: jax.Array, problem: Problem, planner: str) -> Plan:
     def solve(demand: Any) -> Plan:
         return reference.solve(np.asarray(demand), problem, planner)
 
-    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), reference.refuse(problem))
+    shapes = jax.tree.map(lambda a: jax.ShapeDtypeStruct(a.shape, a.dtype), refuse(problem))
     return jax.pure_callback(solve, shapes, omega, vmap_method="sequential")
 
 

@@ -5,8 +5,8 @@ import dataclasses
 import numpy as np
 
 from topoep_jax.plan.cost import moved_bytes, predict_ps
-from topoep_jax.plan.problem import Draft, Problem, aligned_rows
-from topoep_jax.plan.reference import finish
+from topoep_jax.plan.finish import aligned_rows, finish
+from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.types import Plan, Status
 
 
@@ -70,7 +70,7 @@ def evaluate(draft: Draft, omega: np.ndarray, problem: Problem) -> Evaluation:
         objective_ps=predict_ps(plan, dataclasses.replace(problem, objective="bottleneck")),
         eq8_ps=predict_ps(plan, dataclasses.replace(problem, objective="eq8")),
         worst_nic_bytes=int(nic_bytes(plan, problem).max()),
-        max_aligned_rows=int(aligned_rows(quota, problem.block_rows).max()),
+        max_aligned_rows=int(aligned_rows(plan, problem).max()),
         plan=plan,
     )
 
@@ -81,19 +81,3 @@ def nic_bytes(plan: Plan, problem: Problem) -> np.ndarray:
     rows, copies = (moved * crosses for moved in moved_bytes(plan, problem))
     dispatch_and_combine = rows + rows.T
     return np.stack([(dispatch_and_combine + copies).sum(axis=axis) for axis in (1, 0)])
-
-
-def draft_of(plan: Plan, problem: Problem) -> Draft:
-    """The draft of a finished plan, so that plans of every implementation are scored alike."""
-    slot_expert, quota = np.asarray(plan.slot_expert), np.asarray(plan.quota)
-    num_ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
-    held = np.concatenate([np.arange(problem.num_experts).reshape(num_ranks, mains), slot_expert], axis=1)
-    rank, instance = np.nonzero(held >= 0)
-    expert = held[rank, instance]
-    draft = Draft(
-        holds=np.zeros((num_ranks, problem.num_experts), bool),
-        quota=np.zeros((problem.num_experts, num_ranks, num_ranks), np.int64),
-    )
-    draft.holds[rank, expert] = True
-    draft.quota[expert, rank] = quota[:, rank, instance].T
-    return draft

@@ -8,9 +8,9 @@ from collections.abc import Callable
 
 import numpy as np
 
-from topoep_jax.plan import problem as problems
 from topoep_jax.plan import reference
 from topoep_jax.plan.cost import picoseconds, predict_ps
+from topoep_jax.plan.finish import aligned_rows, is_bad, meets_cap, refuse
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.types import Plan, Status
 
@@ -185,7 +185,7 @@ def never_worse(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Law 7: the plan is predicted to take no longer than the empty plan, unless only the plan can meet the cap."""
     empty = _empty_plan(omega, problem)
     ours, theirs = picoseconds(plan.predicted_ps), picoseconds(empty.predicted_ps)
-    if ours > theirs and problems.meets_cap(np.asarray(empty.quota), problem):
+    if ours > theirs and meets_cap(empty, problem):
         raise LawError(
             f"never worse: the plan is predicted to take {ours} ps, the empty plan {theirs} ps (the busiest rank has"
             f" {plan.rank_load.max()} and {empty.rank_load.max()} rows)"
@@ -195,9 +195,8 @@ def never_worse(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
 def capacity(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Law 8: CAP_MET is set exactly when no rank exceeds `cap_rows` aligned rows."""
     claimed = bool(int(plan.status) & Status.CAP_MET)
-    quota = np.asarray(plan.quota)
-    if claimed != problems.meets_cap(quota, problem):
-        aligned = problems.aligned_rows(quota, problem.block_rows)
+    if claimed != meets_cap(plan, problem):
+        aligned = aligned_rows(plan, problem)
         raise LawError(
             f"capacity: CAP_MET is {claimed}, but rank {aligned.argmax()} has {aligned.max()} aligned rows and cap_rows"
             f" is {problem.cap_rows}"
@@ -219,7 +218,7 @@ def bookkeeping(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     expected = Status(0)
     if (plan.slot_expert < 0).all():
         expected |= Status.EMPTY
-    if problems.meets_cap(np.asarray(empty.quota), problem) and counted > picoseconds(empty.predicted_ps):
+    if meets_cap(empty, problem) and counted > picoseconds(empty.predicted_ps):
         expected |= Status.OVER_EMPTY_COST
     if status != expected:
         raise LawError(f"bookkeeping: status is {status!r} besides CAP_MET, expected {expected!r}")
@@ -231,20 +230,20 @@ def bad_input(plan: Plan, omega: np.ndarray, problem: Problem) -> bool:
     Raises:
       LawError: good demand was refused, or bad demand was not.
     """
-    bad = reference.is_bad(omega)
+    bad = is_bad(omega)
     if bool(int(plan.status) & Status.BAD_INPUT) != bad:
         raise LawError(
             f"bad input: status is {Status(int(plan.status))!r}, but the demand has minimum {omega.min()} and total"
             f" {omega.sum(dtype=np.int64)}"
         )
     if bad:
-        determinism(plan, reference.refuse(problem))
+        determinism(plan, refuse(problem))
     return bad
 
 
 def well_formed(plan: Plan, omega: np.ndarray, problem: Problem) -> None:
     """Shapes are those of the problem and everything is int32."""
-    for name, field, expected in zip(Plan._fields, plan, reference.refuse(problem), strict=True):
+    for name, field, expected in zip(Plan._fields, plan, refuse(problem), strict=True):
         if field.shape != expected.shape or field.dtype != np.int32:
             raise LawError(
                 f"well formed: {name} is {field.dtype}{list(field.shape)}, expected int32{list(expected.shape)}"

@@ -1,12 +1,15 @@
-"""The planner of the TopoEP paper (arXiv 2609.35481, section 4.3); every tie is written down: the lower index wins."""
+"""The paper's two-stage planner (section 4.3); xla_ffi/plan/paper.h is the same in C++.
+
+Every tie is written down: the lower index wins.
+"""
 
 import numpy as np
 
 from topoep_jax.plan.problem import Draft, Problem, none
 
 
-def topoep_paper(omega: np.ndarray, problem: Problem) -> Draft:
-    """The paper's two-stage solver (its section 4.3), with every tie written down.
+def paper_plan(omega: np.ndarray, problem: Problem) -> Draft:
+    """The plan of the paper's two-stage solver (arXiv 2609.35481, section 4.3), for demand omega (int64 [R, E]).
 
     Stage 1 gives each domain replicas of the remote experts it demands most, as long as a pull is cheaper than the
     tokens it saves. Demand is then split evenly over the instances in the source's domain, or over all instances.
@@ -20,21 +23,14 @@ def draft_and_moves(omega: np.ndarray, problem: Problem) -> tuple[Draft, int]:
     used = np.zeros(problem.topology.num_ranks, np.int64)
     holds = none(omega, problem).holds
     for domain in range(problem.topology.num_domains):
-        _place_remote_experts(domain, omega, problem, holds, used)
-    draft = Draft(holds, _split_evenly(omega, problem, holds))
+        place_remote_experts(domain, omega, problem, holds, used)
+    draft = Draft(holds, split_evenly(omega, problem, holds))
     load = draft.quota.sum(axis=2).T  # [R, E]
-    most = 0
-    for domain in range(problem.topology.num_domains):
-        moves = 0
-        while _shed_half_gap(domain, problem, draft, load, used):
-            moves += 1
-        most = max(most, moves)
-    return draft, most
+    moves = [shed_half_gaps(domain, problem, draft, load, used) for domain in range(problem.topology.num_domains)]
+    return draft, max(moves)
 
 
-def _place_remote_experts(
-    domain: int, omega: np.ndarray, problem: Problem, holds: np.ndarray, used: np.ndarray
-) -> None:
+def place_remote_experts(domain: int, omega: np.ndarray, problem: Problem, holds: np.ndarray, used: np.ndarray) -> None:
     """Stage 1: the most demanded remote experts go to the ranks of `domain` with the fewest slots in use."""
     cost = problem.cost
     ranks = list(problem.topology.ranks_of_domain(domain))
@@ -53,7 +49,7 @@ def _place_remote_experts(
         used[rank] += 1
 
 
-def _split_evenly(omega: np.ndarray, problem: Problem, holds: np.ndarray) -> np.ndarray:
+def split_evenly(omega: np.ndarray, problem: Problem, holds: np.ndarray) -> np.ndarray:
     """Quotas [E, R, R]: each source's rows over the instances in its domain if there are any, else over all instances.
 
     The remainder goes to instances that start at a different place for each source, so that it does not pile up.
@@ -73,11 +69,23 @@ def _split_evenly(omega: np.ndarray, problem: Problem, holds: np.ndarray) -> np.
     return quota
 
 
-def _shed_half_gap(domain: int, problem: Problem, draft: Draft, load: np.ndarray, used: np.ndarray) -> bool:
-    """Stage 2, one move: the busiest rank of `domain` gives rows of one expert to a neighbour; False if it cannot.
+def shed_half_gaps(domain: int, problem: Problem, draft: Draft, load: np.ndarray, used: np.ndarray) -> int:
+    """Stage 2 in one domain, move by move; says how many moves it made.
 
-    `load` [R, E] is the rows of each expert on each rank. Preferred are large moves, then light targets, then targets
-    that already hold the expert, then pulls over NVLink, then low rank and expert.
+    `load` (int64 [R, E]) is the rows of each expert on each rank, and `used` (int64 [R]) the slots in use; both follow
+    the draft. A replica that loses all its rows keeps its slot.
+    """
+    moves = 0
+    while _shed_half_gap(domain, problem, draft, load, used):
+        moves += 1
+    return moves
+
+
+def _shed_half_gap(domain: int, problem: Problem, draft: Draft, load: np.ndarray, used: np.ndarray) -> bool:
+    """The busiest rank of `domain` gives rows of one expert to a neighbour; False if it cannot.
+
+    At most half of the gap moves. Preferred are large moves, then light targets, then targets that already hold the
+    expert, then pulls inside the domain, then low rank and expert.
     """
     ranks = np.array(problem.topology.ranks_of_domain(domain))
     rank_load = load[ranks].sum(axis=1)
@@ -88,8 +96,8 @@ def _shed_half_gap(domain: int, problem: Problem, draft: Draft, load: np.ndarray
     target, expert = np.nonzero(feasible & (amount > 0))
     if target.size == 0:
         return False
-    main_is_near = np.isin(problem.main_rank()[expert], ranks)
-    pull = np.where(draft.holds[ranks[target], expert], 0, np.where(main_is_near, 1, 2))
+    main_is_here = np.isin(problem.main_rank()[expert], ranks)
+    pull = np.where(draft.holds[ranks[target], expert], 0, np.where(main_is_here, 1, 2))
     best = _first_smallest(-amount[target, expert], rank_load[target], pull)
     _move(ranks[target[best]], busiest, expert[best], amount[target[best], expert[best]], draft, load, used)
     return True

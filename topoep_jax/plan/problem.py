@@ -1,4 +1,4 @@
-"""What a planner is asked, and the dense draft on which it works."""
+"""What a planner is asked, and the dense draft on which it works; xla_ffi/plan/problem.h is the same in C++."""
 
 import dataclasses
 from collections.abc import Callable
@@ -7,7 +7,6 @@ import numpy as np
 
 from topoep_jax._integers import is_integer
 from topoep_jax.plan.hardware import NOMINAL_SPEED, Hardware, checked_speeds, set_integers
-from topoep_jax.plan.types import Plan, unpriced
 from topoep_jax.topology import Topology
 
 MAX_ROWS = 2**31 - 1
@@ -183,7 +182,7 @@ class Draft:
 
 
 Planner = Callable[[np.ndarray, Problem], Draft]
-"""omega (int64 [R, E]) and the problem -> a draft; `reference.finish` turns it into a `Plan`."""
+"""omega (int64 [R, E]) and the problem -> a draft; `finish.finish` turns it into a `Plan`."""
 
 
 def none(omega: np.ndarray, problem: Problem) -> Draft:
@@ -196,30 +195,3 @@ def none(omega: np.ndarray, problem: Problem) -> Draft:
     quota = np.zeros((problem.num_experts, num_ranks, num_ranks), np.int64)
     quota[experts, main] = omega.T
     return Draft(holds, quota)
-
-
-def aligned_rows(quota: np.ndarray, block_rows: int) -> np.ndarray:
-    """int64 [R]: rows of each rank with every instance rounded up to `block_rows`; `quota` is [R, R, J]."""
-    rows = quota.sum(axis=0, dtype=np.int64)
-    return (-(-rows // block_rows) * block_rows).sum(axis=1)
-
-
-def meets_cap(quota: np.ndarray, problem: Problem) -> bool:
-    """Whether no rank exceeds `cap_rows` aligned rows; always true without a cap."""
-    return problem.cap_rows is None or int(aligned_rows(quota, problem.block_rows).max()) <= problem.cap_rows
-
-
-def fill_slots(draft: Draft, problem: Problem) -> Plan:
-    """The slots, ascending, and quotas of a draft, unpriced; replicas without rows are left out."""
-    num_ranks, mains = problem.topology.num_ranks, problem.mains_per_rank
-    slot_expert = np.full((num_ranks, problem.num_slots), -1, np.int64)
-    quota = np.zeros((num_ranks, num_ranks, mains + problem.num_slots), np.int64)
-    main_rank = problem.main_rank()
-    rows = draft.quota.sum(axis=2)  # [E, R]
-    for rank in range(num_ranks):
-        own = np.flatnonzero(main_rank == rank)
-        replicas = np.flatnonzero(draft.holds[rank] & (main_rank != rank) & (rows[:, rank] > 0))
-        slot_expert[rank, : replicas.size] = replicas
-        served = np.concatenate([own, replicas])
-        quota[:, rank, : served.size] = draft.quota[served, rank].T
-    return unpriced(slot_expert, quota)

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.plan.api import solve
-from topoep_jax.plan.evaluate import draft_of
+from topoep_jax.plan.finish import draft_of
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.types import Plan

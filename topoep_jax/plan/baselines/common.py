@@ -3,6 +3,7 @@
 import numpy as np
 
 from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.topoep.apportion import overlap
 
 
 def split_evenly(total: np.ndarray, holds: np.ndarray) -> np.ndarray:
@@ -33,18 +34,6 @@ def split_in_proportion(total: np.ndarray | int, weight: np.ndarray) -> np.ndarr
     return split
 
 
-def overlap(supply: np.ndarray, room: np.ndarray) -> np.ndarray:
-    """int64 [..., n, m]: what each pair shares when `supply` [..., m] and `room` [..., n] are laid end to end.
-
-    That is the north-west corner rule: low suppliers fill low rooms first; all of the smaller total is matched.
-    """
-    supply_end, room_end = supply.cumsum(axis=-1), room.cumsum(axis=-1)
-    end = np.minimum(supply_end[..., None, :], room_end[..., :, None])
-    start = np.maximum((supply_end - supply)[..., None, :], (room_end - room)[..., :, None])
-    shared: np.ndarray = np.maximum(end - start, 0)
-    return shared
-
-
 def quota_local_first(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> np.ndarray:
     """int64 [E, R, R], as in `Draft`: who feeds each instance, when instance (e, r) executes `rows[e, r]` rows.
 
@@ -69,11 +58,11 @@ def quota_local_first(rows: np.ndarray, omega: np.ndarray, problem: Problem) -> 
     supply, room = supply - own, room - own
     for domain in range(problem.topology.num_domains):
         near = np.array(problem.topology.ranks_of_domain(domain))
-        taken = overlap(supply[:, near], room[:, near])
+        taken = overlap(room[:, near], supply[:, near])
         quota[:, near[:, None], near] += taken
         supply[:, near] -= taken.sum(axis=1)
         room[:, near] -= taken.sum(axis=2)
-    quota += overlap(supply, room)
+    quota += overlap(room, supply)
     return quota
 
 
@@ -91,7 +80,7 @@ def quota_in_proportion(moved: np.ndarray, omega: np.ndarray, problem: Problem) 
     supply = omega.T.astype(np.int64)
     whole = np.maximum(supply.sum(axis=1), 1)[:, None, None]
     quota: np.ndarray = moved[:, :, None] * supply[:, None, :] // whole
-    quota += overlap(supply - quota.sum(axis=1), moved - quota.sum(axis=2))
+    quota += overlap(moved - quota.sum(axis=2), supply - quota.sum(axis=1))
     quota[np.arange(problem.num_experts), problem.main_rank()] += supply - quota.sum(axis=1)
     return quota
 

@@ -21,8 +21,9 @@ Departures:
 
 import numpy as np
 
-from topoep_jax.plan.baselines.common import draft_of_quota, overlap, quota_in_proportion
+from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion
 from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.topoep.apportion import overlap
 
 
 def echo(omega: np.ndarray, problem: Problem) -> Draft:
@@ -48,7 +49,7 @@ def spill(load: np.ndarray, num_ranks: int, capacity: int) -> np.ndarray:
 def clone(spilled: np.ndarray, spare: np.ndarray, num_slots: int) -> np.ndarray:
     """int64 [E, R]: rows that each rank's clones take, from `spilled` [E] and `spare` [R] rows."""
     experts, ranks = np.argsort(-spilled, kind="stable"), np.argsort(-spare, kind="stable")
-    shared = overlap(spilled[experts], spare[ranks])  # [R, E], sorted
+    shared = overlap(spare[ranks], spilled[experts])  # [R, E], sorted
     dropped = np.argsort(-shared, axis=1, kind="stable")[:, num_slots:]
     np.put_along_axis(shared, dropped, 0, axis=1)
     moved = np.zeros((spilled.size, spare.size), np.int64)

@@ -22,8 +22,8 @@ Departures:
 
 import numpy as np
 
-from topoep_jax.plan.baselines.common import overlap
 from topoep_jax.plan.problem import Draft, Problem, none
+from topoep_jax.plan.topoep.apportion import overlap
 
 MIN_CHUNK = 1024
 
@@ -37,7 +37,7 @@ def llep(omega: np.ndarray, problem: Problem) -> Draft:
         return draft
     for expert, chunks in assign(load.tolist(), num_ranks, problem.num_slots).items():
         ranks, rows = np.array(chunks).T
-        fed = overlap(omega[:, expert], rows)  # [chunk, source]
+        fed = overlap(rows, omega[:, expert])  # [chunk, source]
         draft.quota[expert] = 0
         np.add.at(draft.quota[expert], ranks, fed)
         draft.holds[ranks, expert] = True

@@ -21,14 +21,15 @@ Departures:
 
 import numpy as np
 
-from topoep_jax.plan.baselines.common import draft_of_quota, overlap
+from topoep_jax.plan.baselines.common import draft_of_quota
 from topoep_jax.plan.problem import Draft, Problem
+from topoep_jax.plan.topoep.apportion import overlap
 
 
 def moonep(omega: np.ndarray, problem: Problem) -> Draft:
     """Gives every rank the mean load, exactly."""
     rows = allocate(omega.sum(axis=0), problem.topology.num_ranks)
-    return draft_of_quota(overlap(omega.T, rows), problem)
+    return draft_of_quota(overlap(rows, omega.T), problem)
 
 
 def allocate(load: np.ndarray, num_ranks: int) -> np.ndarray:

@@ -4,8 +4,8 @@ import numpy as np
 
 from topoep_jax.plan.paper import draft_and_moves
 from topoep_jax.plan.problem import Problem
+from topoep_jax.plan.topoep.candidate import LEVEL_ROUNDS
 from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, candidates
-from topoep_jax.plan.topoep.improve import LEVEL_ROUNDS
 
 # Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan_depth_test.py counts them there.
 _PREPARE = 1
@@ -41,8 +41,8 @@ def dependent_steps(problem: Problem) -> int | None:
         return None
     tried = candidates(problem.topology, problem.num_slots, effort)
     build = max(_build_steps(candidate, problem, effort.fill_moves) for candidate in tried)
-    rounds = (*effort.thrifty, *effort.eager, *(LEVEL_ROUNDS if problem.cap_rows is not None else ()))
-    improve = _MEASURE + _ROUND * len(rounds)
+    rounds = len(effort.thrifty) + len(effort.eager) + (LEVEL_ROUNDS if problem.cap_rows is not None else 0)
+    improve = _MEASURE + _ROUND * rounds
     phases = 3 if problem.cap_rows is not None else 2
     return _PREPARE + build + improve + phases * _KEEP + _CONCLUDE
 

@@ -1,4 +1,4 @@
-"""How hard planner `topoep` searches: which candidates it builds, and how it improves each of them."""
+"""How hard planner `topoep` searches; xla_ffi/plan/topoep/effort.h is the same in C++, but for what is tried."""
 
 import dataclasses
 import enum
@@ -11,6 +11,10 @@ NO_SPREAD = -1
 """`Candidate.spread` of a candidate whose copies stay where the domains put them."""
 BY_INTERVALS = -1
 """`Candidate.price` of a candidate that spreads in one step, by interval overlap."""
+SIXTEENTHS = 16
+"""Shares of slots and of inbound rows are multiples of one sixteenth."""
+QUARTERS = 4
+"""Prices are multiples of one quarter."""
 
 
 class Kind(enum.IntEnum):
@@ -166,6 +170,6 @@ def candidates(topology: Topology, num_slots: int, effort: Effort) -> tuple[Cand
 
 
 def served_experts(topology: Topology, num_slots: int, sixteenths: int) -> tuple[int, ...]:
-    """K_d, the most remote experts that each domain serves."""
+    """K_d of each domain of G_d ranks, the most remote experts that it serves: ceil(sixteenths x G_d x N / 16)."""
     sizes = [len(topology.ranks_of_domain(domain)) for domain in range(topology.num_domains)]
-    return tuple(-(-sixteenths * size * num_slots // 16) for size in sizes)
+    return tuple(-(-sixteenths * size * num_slots // SIXTEENTHS) for size in sizes)

@@ -1,75 +1,60 @@
-"""Lets busy ranks hand rows to ranks with room, one move after the other, few copies and anywhere."""
+"""Busy ranks hand rows to ranks with room, move by move; xla_ffi/plan/topoep/greedy.h is the same in C++."""
 
 import numpy as np
 
+from topoep_jax.plan.hardware import NOMINAL_SPEED
 from topoep_jax.plan.links import link_ps
-from topoep_jax.plan.topoep.facts import NOWHERE, Facts, level_of, share
-from topoep_jax.plan.topoep.narrow import first_smallest
-from topoep_jax.plan.topoep.state import Plans
+from topoep_jax.plan.topoep.context import NOWHERE, Context
+from topoep_jax.plan.topoep.effort import QUARTERS, Candidate
+from topoep_jax.plan.topoep.state import State, Taker
+
+_LEAST = np.iinfo(np.int64).min
 
 
-def greedy(facts: Facts, permille: np.ndarray, price: np.ndarray) -> Plans:
-    """One plan for each of C settings: the busiest rank hands rows of a main to another rank, again and again.
+def greedy(context: Context, candidate: Candidate, state: State) -> None:
+    """From the empty plan: the busiest rank hands rows of a main to another rank, again and again.
 
-    Args:
-      facts: the problem.
-      permille: int64 [C], ranks above the fair load by more than this give, and nobody takes more.
-      price: int64 [C], quarters of the time of a pull that the rows of a new copy must be worth.
+    A rank's target is its share of the level `candidate.spread` permille above the fair load; of those above it the
+    busiest is the one with the highest `Context.level`. A move is of min(rows left at the main, load above the giver's
+    target, load below the taker's) rows. The move of the most rows is made, less the price of the pull where the copy
+    is new; of equals the lower expert, then the lower rank. A rank without a move gives nothing more.
     """
-    count, num_ranks, mains = len(permille), facts.num_ranks, facts.problem.mains_per_rank
-    plans = Plans.empty(facts, count)
-    target = share((facts.fair * (1000 + permille) // 1000)[:, None], facts.speed)
-    load = plans.rows().sum(axis=2)
-    left = np.repeat(facts.omega.sum(axis=0)[None], count, axis=0)  # [C, E], rows at the main
-    part = np.zeros((count, facts.num_experts, num_ranks), np.int64)  # rows elsewhere
-    instance = np.full(part.shape, NOWHERE)
-    blocked = np.zeros(load.shape, bool)
-    pulls = _pull_rows(facts, price)  # [C, R, R]
-    while True:
-        gives = (load > target) & ~blocked
-        c = np.flatnonzero(gives.any(axis=1))
-        if c.size == 0:
-            break
-        giver = np.where(gives[c], level_of(load[c], facts.speed), -1).argmax(axis=1)
-        expert = giver[:, None] * mains + np.arange(mains)  # [c, P]
-        over = load[c, giver] - target[c, giver]
-        amount = np.minimum(left[c[:, None], expert], over[:, None])[..., None]
-        amount = np.minimum(amount, (target - load)[c][:, None])  # [c, P, R]
-        held = instance[c[:, None], expert] != NOWHERE
-        free = (plans.slot_expert[c] == NOWHERE).any(axis=2)[:, None]
-        near = (facts.domain[giver][:, None] == facts.domain)[:, None]
-        feasible = (amount > 0) & (near | facts.pays.T[expert][..., facts.domain]) & (held | free)
-        feasible &= (np.arange(num_ranks) != giver[:, None])[:, None]
-        some = feasible.any(axis=(1, 2))
-        blocked[c[~some], giver[~some]] = True
-        if not some.any():
+    everyone = range(context.ranks)
+    level = context.fair * (NOMINAL_SPEED + candidate.spread) // NOMINAL_SPEED
+    target = np.array([context.share(rank, level) for rank in everyone])
+    left = context.total.copy()  # rows at the mains
+    moved = np.zeros((context.experts, context.ranks), np.int64)  # rows elsewhere
+    load = left.reshape(context.ranks, context.mains).sum(axis=1)
+    may_hold = context.pays[context.domain_of] | (context.home == context.domain_of[:, None])  # [R, E]
+    blocked = np.zeros(context.ranks, bool)
+    while ((load > target) & ~blocked).any():
+        giver = max(np.flatnonzero((load > target) & ~blocked).tolist(), key=lambda r: context.level(r, int(load[r])))
+        mains = slice(giver * context.mains, (giver + 1) * context.mains)
+        amount = np.minimum.outer(np.minimum(left[mains], load[giver] - target[giver]), target - load)  # [P, R]
+        held = moved[mains] > 0
+        free = (state.slot_expert == NOWHERE).any(axis=1)
+        feasible = (amount > 0) & may_hold[:, mains].T & (held | free)
+        if not feasible.any():
+            blocked[giver] = True
             continue
-        worth = amount - np.where(held, 0, pulls[c, giver][:, None])
-        a, to = np.divmod(first_smallest(feasible[some], -worth[some]), num_ranks)
-        c, giver, expert, amount = c[some], giver[some], expert[some], amount[some]
-        each = np.arange(c.size)
-        expert, amount = expert[each, a], amount[each, a, to]
-        left[c, expert] -= amount
-        part[c, expert, to] += amount
-        load[c, giver] -= amount
-        load[c, to] += amount
-        new = instance[c, expert, to] == NOWHERE
-        c, expert, to = c[new], expert[new], to[new]
-        slot = (plans.slot_expert[c, to] == NOWHERE).argmax(axis=1)
-        plans.slot_expert[c, to, slot] = expert
-        instance[c, expert, to] = mains + slot
-    plan, expert = np.nonzero(part.any(axis=2))
-    takers = np.broadcast_to(np.arange(num_ranks), (plan.size, num_ranks))
-    at = (plan, facts.main_rank[expert], expert % mains)
-    plans.hand_out(*at, part[plan, expert], takers, instance[plan, expert])
-    return plans
+        worth = np.where(feasible, amount - np.where(held, 0, _pull_rows(context, candidate.price, giver)), _LEAST)
+        main, taker = divmod(int(worth.argmax()), context.ranks)
+        if not held[main, taker]:
+            state.slot_expert[taker, state.free_slots(taker)[0]] = mains.start + main
+        left[mains.start + main] -= amount[main, taker]
+        moved[mains.start + main, taker] += amount[main, taker]
+        load[giver] -= amount[main, taker]
+        load[taker] += amount[main, taker]
+    for expert in np.flatnonzero(moved.any(axis=1)):
+        takers = np.flatnonzero(moved[expert]).tolist()
+        slots = [state.slot_expert[taker].tolist().index(expert) for taker in takers]
+        shares = [Taker(int(moved[expert, taker]), taker, slot) for taker, slot in zip(takers, slots, strict=True)]
+        state.hand_out(int(context.main_rank[expert]), int(expert) % context.mains, shares)
 
 
-def _pull_rows(facts: Facts, price: np.ndarray) -> np.ndarray:
-    """Rows that take as long as `price` (int64 [C]) quarters of a pull from one rank to another, int64 [C, R, R]."""
-    cost = facts.problem.cost
-    if cost.row_ps == 0:
-        return np.zeros((len(price), facts.num_ranks, facts.num_ranks), np.int64)
-    near, far = (link_ps(cost.expert_bytes, rate) for rate in (cost.intra_fs_per_byte, cost.inter_fs_per_byte))
-    pull = np.where(facts.problem.topology.crosses_domains(), far, near)
-    return price[:, None, None] * pull // (4 * cost.row_ps)
+def _pull_rows(context: Context, price: int, giver: int) -> np.ndarray:
+    """int64 [R], rows that take as long as `price` quarters of a pull from rank `giver` to each other rank."""
+    cost = context.problem.cost
+    intra, inter = (link_ps(cost.expert_bytes, rate) for rate in (cost.intra_fs_per_byte, cost.inter_fs_per_byte))
+    pull_ps = np.where(context.domain_of == context.domain_of[giver], intra, inter)
+    return price * pull_ps // (QUARTERS * cost.row_ps) if cost.row_ps else np.zeros_like(pull_ps)

@@ -1,68 +1,65 @@
-"""Small problems: one slot of a plan is changed at a time, in every possible way, as long as that helps."""
+"""Small problems: one slot is changed at a time; xla_ffi/plan/topoep/refine.h is the same in C++."""
 
-import dataclasses
-import functools
+from collections.abc import Iterator
 
-import numpy as np
-
+from topoep_jax.plan.finish import Worth
+from topoep_jax.plan.topoep.context import NOWHERE, Context
 from topoep_jax.plan.topoep.effort import Effort
-from topoep_jax.plan.topoep.facts import NOWHERE, Facts
-from topoep_jax.plan.topoep.improve import improve, max_aligned_rows, meets_cap, objective
-from topoep_jax.plan.topoep.state import Plans
+from topoep_jax.plan.topoep.improve import Improver, Target
+from topoep_jax.plan.topoep.state import State
 
 
-@dataclasses.dataclass(frozen=True)
-class Refined:
-    """One plan, its cost in picoseconds, and whether it meets the cap."""
-
-    plan: Plans
-    cost: int
-    fits: bool
+def can_refine(context: Context, effort: Effort) -> bool:
+    """Whether there are few enough changes of one slot: R x N slots times E experts or none."""
+    return context.ranks * context.slots * (context.experts + 1) <= effort.refine_changes
 
 
-def can_refine(facts: Facts, effort: Effort) -> bool:
-    """Whether there are few enough changes of one slot."""
-    return facts.num_ranks * facts.problem.num_slots * (facts.num_experts + 1) <= effort.refine_changes
+def refine(context: Context, effort: Effort, state: State) -> tuple[State, Worth]:
+    """Makes the best of all changes of one slot, again and again, while it lowers the cost and the cap is met.
 
+    Each changed plan runs the eager phase before it is compared. The first of equally good changes wins: by rank, by
+    slot, then the empty slot, then by expert. A plan that misses the cap is left as it is.
 
-def refine(facts: Facts, effort: Effort, plan: Plans) -> Refined:
-    """Makes the best of all changes of one slot, each improved eagerly, while it lowers the cost and the cap is met.
-
-    `plan` is one plan; the first of equally good changes wins, by slot, then by expert.
+    Returns:
+      The plan, another object than `state` if anything changed, and what it is worth.
     """
-    best = Refined(plan, int(objective(facts, plan)[0]), bool(_fits(facts, plan)[0]))
-    for _ in range(effort.refine_waves if best.fits else 0):
-        changed = _changes(facts, best.plan)
-        improve(facts, changed, effort.eager, functools.partial(objective, facts))
-        candidates = np.flatnonzero(_fits(facts, changed))
-        cost = objective(facts, changed.at(candidates))
-        if cost.size == 0 or cost.min() >= best.cost:
+    worth = Improver(context, state).now_worth()
+    for _ in range(effort.refine_waves if worth.meets_cap(context.problem) else 0):
+        before = state
+        for rank, slot, expert in _changes(context, before):
+            changed = change(before, rank, slot, expert)
+            improver = Improver(context, changed)
+            improver.run(Target.EAGER, effort.eager)
+            new = improver.now_worth()
+            if new.meets_cap(context.problem) and new.cost < worth.cost:
+                state, worth = changed, new
+        if state is before:
             break
-        best = Refined(changed.at(candidates[[cost.argmin()]]), int(cost.min()), True)
-    return best
+    return state, worth
 
 
-def _fits(facts: Facts, plans: Plans) -> np.ndarray:
-    return meets_cap(facts, max_aligned_rows(facts, plans))
+def change(state: State, rank: int, slot: int, expert: int) -> State:
+    """The plan with another expert in a slot, or `NOWHERE`: the rows of the old one go back to its main."""
+    changed = State(state.slot_expert.copy(), state.quota.copy())
+    old, instance = int(state.slot_expert[rank, slot]), state.mains + slot
+    if old != NOWHERE:
+        changed.quota[:, old // state.mains, old % state.mains] += state.quota[:, rank, instance]
+        changed.quota[:, rank, instance] = 0
+    changed.slot_expert[rank, slot] = expert
+    return changed
 
 
-def _changes(facts: Facts, plan: Plans) -> Plans:
-    """All plans in which one slot holds something else, or nothing; what it served is back at the main."""
-    num_experts, mains = facts.num_experts, facts.problem.mains_per_rank
-    domain = facts.domain[:, None]
-    may_hold = (facts.home == domain) | facts.pays[facts.domain]  # [R, E]
-    may_hold &= plan.instance_of(num_experts)[0] == NOWHERE
-    filled = plan.slot_expert[0] != NOWHERE  # [R, N]
-    allowed = np.zeros((*filled.shape, num_experts + 1), bool)  # emptied, or each expert
-    allowed[..., 0] = filled
-    allowed[..., 1:] = may_hold[:, None]
-    rank, slot, change = np.nonzero(allowed)
-    plans = plan.at(np.zeros(rank.size, np.int64))
-    old = plans.slot_expert[np.arange(rank.size), rank, slot]
-    index = np.flatnonzero(old != NOWHERE)
-    quota = plans.quota.transpose(0, 2, 3, 1)  # [C, R, J, source], a view
-    served = quota[index, rank[index], mains + slot[index]]
-    quota[index, facts.main_rank[old[index]], old[index] % mains] += served
-    quota[index, rank[index], mains + slot[index]] = 0
-    plans.slot_expert[np.arange(rank.size), rank, slot] = change - 1
-    return plans
+def is_change(context: Context, state: State, rank: int, slot: int, expert: int) -> bool:
+    """Whether a slot may hold an expert (or `NOWHERE`) instead of what it holds."""
+    if expert == NOWHERE:
+        return bool(state.slot_expert[rank, slot] != NOWHERE)
+    return context.may_hold(rank, expert) and state.instance_of(rank, expert) == NOWHERE
+
+
+def _changes(context: Context, state: State) -> Iterator[tuple[int, int, int]]:
+    """(rank, slot, expert) of all changes, in order."""
+    for rank in range(context.ranks):
+        for slot in range(context.slots):
+            for expert in range(NOWHERE, context.experts):
+                if is_change(context, state, rank, slot, expert):
+                    yield rank, slot, expert
