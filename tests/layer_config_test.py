@@ -1,5 +1,7 @@
 """A layer's configuration: everything that cannot work is refused when it is made, with what to do."""
 
+import dataclasses
+import pickle
 import re
 import subprocess
 import sys
@@ -14,21 +16,21 @@ BAD_CONFIGS = [
     ({"num_experts": 12}, "num_experts=12 is not divisible by the 8 ranks"),
     ({"top_k": 17}, "top_k=17 exceeds num_experts=16"),
     ({"top_k": 0}, "top_k=0 must be an integer of at least 1"),
-    ({"num_slots": -1}, "num_slots=-1 must be within 0..14"),
+    ({"num_slots": -1}, "num_slots=-1 must be an integer of at least 0"),
     ({"num_slots": 15}, "num_slots=15 must be within 0..14"),
     ({"cap_factor": 0.0}, "cap_factor=0.0 must be a finite positive number"),
     ({"cap_factor": float("nan")}, "cap_factor=nan must be a finite positive number"),
     ({"cap_factor": float("inf")}, "cap_factor=inf must be a finite positive number"),
-    ({"router": "gpt"}, "router='gpt' is unknown"),
+    ({"router": "gpt"}, "router='gpt' must be 'qwen3', 'glm4' or 'deepseek_v2'"),
     ({"planner": "magic"}, "planner='magic' is unknown"),
-    ({"effort": "heroic"}, "effort='heroic' is unknown"),
-    ({"planner_implementation": "fpga"}, "planner_implementation='fpga' is unknown"),
-    ({"planner_implementation": ["cpu"]}, "planner_implementation=['cpu'] is unknown"),
-    ({"effort": ["fast"]}, "effort=['fast'] is unknown"),
-    ({"router": ["glm4"]}, "router=['glm4'] is unknown"),
+    ({"effort": "heroic"}, "effort='heroic' must be 'fast', 'default' or 'full'"),
+    ({"planner_implementation": "fpga"}, "planner_implementation='fpga' must be 'cpu', 'cuda' or 'reference', or None"),
+    ({"planner_implementation": ["cpu"]}, "planner_implementation=['cpu'] must be 'cpu'"),
+    ({"effort": ["fast"]}, "effort=['fast'] must be"),
+    ({"router": ["glm4"]}, "router=['glm4'] must be"),
     ({"overflow": "ignore"}, "overflow='ignore' must be"),
     ({"transport": "pigeon"}, "transport='pigeon' must be 'xla' or 'device'"),
-    ({"transport": "device", "pulls": "swum"}, "pulls='swum' is unknown"),
+    ({"transport": "device", "pulls": "swum"}, "pulls='swum' must be 'direct', 'relayed', 'striped' or 'best'"),
     ({"pulls": "striped"}, "pulls='striped' needs transport='device'"),
     ({"chunks": 3}, "chunks=3 must be 1 or 2"),
     ({"block_rows": 0}, "block_rows=0 must be an integer of at least 1"),
@@ -60,6 +62,14 @@ BAD_CONFIGS = [
 def test_a_bad_option_is_named_with_its_reason(change, message):
     with pytest.raises(ValueError, match=re.escape(message)):
         LayerConfig(**(SIZES | {"topology": NODES} | change))
+
+
+def test_a_layer_stays_as_it_was_made():
+    config = LayerConfig(**SIZES, topology=NODES)
+    with pytest.raises(dataclasses.FrozenInstanceError, match="num_slots cannot be set"):
+        config.num_slots = 1
+    assert dataclasses.replace(config, num_slots=1).num_slots == 1
+    assert pickle.loads(pickle.dumps(config)) == config
 
 
 def test_equal_options_make_equal_layers():

@@ -25,6 +25,7 @@ ORDER = [
     ["balance", "demand", "synthetic"],
     ["_cuda_build"],
     ["plan _native _native_ids _cuda"],
+    ["knobs"],
     ["config", "measure", "metrics"],
     ["transport", "traces"],
     ["transfer", "dispatch"],

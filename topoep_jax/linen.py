@@ -6,10 +6,12 @@ import jax
 from flax import linen as nn
 
 from topoep_jax.config import LayerConfig
+from topoep_jax.knobs import documented
 from topoep_jax.moe import Initializer, Params, initializers
 from topoep_jax.on_mesh import CORRECTION_BIAS, OnMesh, Options, Place
 
 
+@documented()
 class MoE(Options, OnMesh, nn.Module):
     """`topoep_jax.MoE` as a linen module: `init(key, x)`, then `apply(variables, x, mask, replay)`.
 

@@ -1,7 +1,7 @@
 """The layer on a device mesh: the options, the checks and the call that both Flax forms have in common."""
 
 import dataclasses
-from collections.abc import Collection, Mapping
+from collections.abc import Collection
 from functools import partial
 from typing import Any, Literal, NamedTuple, overload
 
@@ -13,16 +13,14 @@ from jax.sharding import Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from topoep_jax._integers import is_integer
-from topoep_jax.config import STAGING_BYTES, Gemm, LayerConfig, Overflow, Residuals, Transport
+from topoep_jax.config import LayerConfig
+from topoep_jax.knobs import Layer, knob, told
 from topoep_jax.metrics import MoEMetrics, merge_over
 from topoep_jax.moe import Params, holds_rows, moe_layer
-from topoep_jax.plan import Hardware, Status
-from topoep_jax.plan.reference import DEFAULT_PLANNER
-from topoep_jax.routing import Forced, Routed, as_expert_idx
+from topoep_jax.plan import Status
+from topoep_jax.routing import Routed, as_expert_idx
 from topoep_jax.topology import Topology, check_mesh
 from topoep_jax.transport import Group, group
-
-RouterOptions = Mapping[str, Any] | tuple[tuple[str, Any], ...] | None
 
 CORRECTION_BIAS = "correction_bias"
 """The parameter that no gradient trains: a rule moves it, as `topoep_jax.balance.update_correction_bias`."""
@@ -48,39 +46,23 @@ class Place(NamedTuple):
         return (self.axis, None) if parameter == "w" else (None,) * ndim
 
 
-@dataclasses.dataclass(eq=False, repr=False)
-class Options:
-    """The options of a layer on a mesh, as `topoep_jax.MoE` describes them."""
+@dataclasses.dataclass(eq=False, repr=False, kw_only=True)
+class Options(Layer):
+    """The options of a layer on a mesh: its own (`topoep_jax.knobs`), and where it lies."""
 
-    hidden: int
-    ffn: int
-    num_experts: int
-    top_k: int
-    _: dataclasses.KW_ONLY
-    mesh: Mesh
-    axis: str = "ep"
-    router: str = "qwen3"
-    router_options: RouterOptions = None
-    num_slots: int = 2
-    planner: str = DEFAULT_PLANNER
-    effort: str = "fast"
-    planner_implementation: str | None = None
-    cap_factor: float = 1.05
-    block_rows: int = 128
-    chunks: int | None = None
-    overflow: Overflow = "loop"
-    residuals: Residuals = "none"
-    gemm: Gemm = "auto"
-    staging_bytes: int = STAGING_BYTES
-    transport: Transport = "xla"
-    pulls: str = "direct"
-    shared_ffn: int = 0
-    dtype: Any = jnp.float32
-    param_dtype: Any = jnp.float32
-    topology: Topology | None = None
-    hardware: Hardware | None = None
-    data_axes: tuple[str, ...] = ()
-    forced: Forced | None = None
+    mesh: Mesh = dataclasses.field(
+        metadata=told(
+            "x is sharded over its axes (data_axes..., axis) on its flattened token axes; best with Auto axes, as"
+            " jax.sharding.Mesh(devices, names) makes them: jax.make_mesh makes Explicit ones, with which JAX wants to"
+            " be told the sharding of every product in the rest of the model"
+        )
+    )
+    axis: str = knob("ep", "the expert-parallel mesh axis")
+    data_axes: tuple[str, ...] = knob(
+        (), "mesh axes over which tokens are sharded as well; each group of them plans on its own"
+    )
+    dtype: Any = knob(jnp.float32, "of rows, activations and products; sums are f32")
+    param_dtype: Any = knob(jnp.float32, "of the parameters and of their gradients")
 
     def place(self) -> Place:
         """The layer, checked.
@@ -91,9 +73,7 @@ class Options:
         check_mesh(self.mesh)
         filled: dict[str, Any] = {
             "topology": _topology_on_mesh(self.mesh, self.axis, self.data_axes, self.topology),
-            "router_options": () if self.router_options is None else self.router_options,
             "chunks": _chunks_on_mesh(self.mesh) if self.chunks is None else self.chunks,
-            "hardware": Hardware.h800() if self.hardware is None else self.hardware,
         }
         names = [field.name for field in dataclasses.fields(LayerConfig)]
         config = LayerConfig(**{name: filled.get(name, getattr(self, name)) for name in names})

@@ -16,7 +16,7 @@ from models.checkpoint import read_config
 from models.checkpoint.folder import config_faults, config_file
 from models.decoder import Remat
 from topoep_jax import launch
-from topoep_jax.config import Transport
+from topoep_jax.knobs import Transport
 from topoep_jax.plan.reference import DEFAULT_PLANNER
 
 flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.

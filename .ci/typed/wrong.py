@@ -14,6 +14,7 @@ def mistakes(mesh: jax.sharding.Mesh, x: jax.Array, omega: np.ndarray) -> None:
     MoE(64, 32, 8, "2", mesh=mesh, rngs=nnx.Rngs(0))  # error: arg-type
     MoE(64, 32, 8, 2, mesh=mesh, overflow="wait", rngs=nnx.Rngs(0))  # error: arg-type
     MoE(64, 32, 8, 2, mesh=mesh)  # error: call-arg
+    MoE(64, 32, 8, 2, mesh=mesh, experts=4, rngs=nnx.Rngs(0))  # error: call-arg
     linen.MoE(64, 32, 8, 2, mesh=mesh, gemm="cublas")  # error: arg-type
     linen.MoE(64, 32, 8, 2, mesh=mesh, experts=4)  # error: call-arg
     solve_plan(omega, (0, 0, 1, 1), COST, num_slots=1)  # error: arg-type

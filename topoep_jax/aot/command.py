@@ -16,7 +16,7 @@ import jax.numpy as jnp
 from absl import flags
 from jax.sharding import Mesh
 
-from topoep_jax import config as layers
+from topoep_jax import knobs as layers
 from topoep_jax import transport
 from topoep_jax.aot.compiler import compile_program, prepare
 from topoep_jax.aot.forecast import SKEWS
