@@ -282,9 +282,9 @@ def test_malformed_native_calls_are_errors_not_crashes():
     omega = jnp.ones((4, 8), jnp.int32)
     _native.plan(omega, good, "none")
     for change, message in (
-        (domains(0, 0), r"omega has shape \[4, 8\], expected \[2, a multiple"),
-        (domains(0, 0, 1, 9), "highest domain=9"),
-        (domains(0, 0, 1, -1), "lowest domain=-1"),
+        (domains(0, 0), r"omega has shape \[4, 8\], expected \[2, 8\]"),
+        (domains(0, 0, 1, 9), "domain_of_rank=9"),
+        (domains(0, 0, 1, -1), "domain_of_rank=-1"),
         ({"num_slots": 7}, "num_slots=7"),
         ({"block_rows": 0}, "block_rows=0"),
         ({"cap_rows": -2}, "cap_rows=-2"),

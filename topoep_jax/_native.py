@@ -10,7 +10,7 @@ import numpy as np
 
 from topoep_jax._native_ids import OBJECTIVE_IDS, PLANNER_IDS, PULL_IDS
 from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.topoep.effort import EFFORTS, Candidate, candidates
+from topoep_jax.plan.topoep.effort import EFFORTS, candidates
 from topoep_jax.plan.types import Plan
 
 try:
@@ -27,7 +27,16 @@ TARGETS = {"topoep_plan": "cpu", "topoep_host_pull": "cpu", "topoep_host_push": 
 window_sizes = _xla_ffi.group_sizes
 """Bytes of every window and workspace of a group that serves one layer."""
 
-_CANDIDATE_FIELDS = len(dataclasses.fields(Candidate))
+_EFFORT_ATTRIBUTES = (
+    "thrifty",
+    "eager",
+    "fill_moves",
+    "paper",
+    "refine_changes",
+    "refine_starts",
+    "refine_waves",
+)
+"""What the planner reads of an effort besides the candidates that its other fields make."""
 
 for _name, _handler in _xla_ffi.registrations().items():
     jax.ffi.register_ffi_target(_name, _handler, platform=TARGETS[_name])
@@ -47,20 +56,8 @@ def plan(omega: jax.Array, problem: Problem, planner: str, *, num_threads: int =
     Raises:
       jax.errors.JaxRuntimeError: when it runs, if shapes or attributes contradict each other.
     """
-    topology, cost = problem.topology, problem.cost
-    num_ranks = topology.num_ranks
-    search = _search(planner, problem)
-    workspace = _xla_ffi.plan_workspace(
-        topology.domain_of_rank,
-        problem.num_experts,
-        problem.num_slots,
-        PLANNER_IDS[planner],
-        len(search["candidates"]) // _CANDIDATE_FIELDS,
-        len(search["thrifty"]),
-        len(search["eager"]),
-        search["paper"],
-        cost.rank_speed is not None,
-    )
+    asked = attributes(problem, planner, num_threads=num_threads)
+    num_ranks = problem.topology.num_ranks
     # In the order of Plan's fields.
     shapes = [
         (num_ranks, problem.num_slots),
@@ -71,46 +68,33 @@ def plan(omega: jax.Array, problem: Problem, planner: str, *, num_threads: int =
     ]
     results = [
         *(jax.ShapeDtypeStruct(shape, jnp.int32) for shape in shapes),
-        jax.ShapeDtypeStruct((workspace,), jnp.uint8),
+        jax.ShapeDtypeStruct((_xla_ffi.plan_workspace(asked),), jnp.uint8),
     ]
     call = jax.ffi.ffi_call("topoep_plan", results, vmap_method="sequential")
-    *outputs, _ = call(
-        omega,
-        domain_of_rank=np.array(topology.domain_of_rank, np.int32),
-        num_slots=problem.num_slots,
-        planner=PLANNER_IDS[planner],
-        objective=OBJECTIVE_IDS[problem.objective],
-        cap_rows=-1 if problem.cap_rows is None else problem.cap_rows,
-        block_rows=problem.block_rows,
-        expert_bytes=cost.expert_bytes,
-        token_bytes=cost.token_bytes,
-        row_ps=cost.row_ps,
-        inter_fs_per_byte=cost.inter_fs_per_byte,
-        intra_fs_per_byte=cost.intra_fs_per_byte,
-        instance_ps=cost.instance_ps,
-        tile_rows=cost.tile_rows,
-        rank_speed=np.array(cost.rank_speed or (), np.int32),
-        pulls=PULL_IDS[cost.pulls],
-        num_threads=num_threads,
-        **search,
-    )
+    *outputs, _ = call(omega, **asked)
     return Plan(*outputs)
 
 
-def _search(planner: str, problem: Problem) -> dict[str, Any]:
-    """The attributes that tell planner `topoep` what to try; the others try nothing."""
-    if planner != "topoep":
-        arrays = {"candidates": np.zeros(0, np.int64), "thrifty": np.zeros(0, np.int32), "eager": np.zeros(0, np.int32)}
-        return arrays | {"fill_moves": 0, "paper": False, "refine_changes": 0, "refine_starts": 0, "refine_waves": 0}
-    step = EFFORTS[problem.effort]
-    tried = candidates(problem.topology, problem.num_slots, step)
-    return {
-        "candidates": np.array([dataclasses.astuple(candidate) for candidate in tried], np.int64).ravel(),
-        "thrifty": np.array(step.thrifty, np.int32),
-        "eager": np.array(step.eager, np.int32),
-        "fill_moves": step.fill_moves,
-        "paper": step.paper,
-        "refine_changes": step.refine_changes,
-        "refine_starts": step.refine_starts,
-        "refine_waves": step.refine_waves,
+def attributes(problem: Problem, planner: str, *, num_threads: int = 1) -> dict[str, np.ndarray]:
+    """What the C++ planner is told besides the demand, by name: int64 lists, of one element where it is a number.
+
+    xla_ffi/plan/owned_problem.cc reads them, for calls of the planner and for programs that solve the same problem.
+    """
+    cost, effort = problem.cost, EFFORTS[problem.effort]
+    searched = candidates(problem.topology, problem.num_slots, effort) if planner == "topoep" else ()
+    values: dict[str, Any] = {
+        "domain_of_rank": problem.topology.domain_of_rank,
+        "num_experts": problem.num_experts,
+        "num_slots": problem.num_slots,
+        "cap_rows": -1 if problem.cap_rows is None else problem.cap_rows,
+        "block_rows": problem.block_rows,
+        "planner": PLANNER_IDS[planner],
+        "objective": OBJECTIVE_IDS[problem.objective],
+        "num_threads": num_threads,
+        **vars(cost),
+        "rank_speed": cost.rank_speed or (),
+        "pulls": PULL_IDS[cost.pulls],
+        "candidates": [dataclasses.astuple(candidate) for candidate in searched],
+        **{name: getattr(effort, name) for name in _EFFORT_ATTRIBUTES},
     }
+    return {name: np.array(value, np.int64).ravel() for name, value in values.items()}

@@ -1,4 +1,4 @@
-from collections.abc import Sequence
+import numpy as np
 
 def registrations() -> dict[str, object]: ...
 def group_sizes(
@@ -10,14 +10,4 @@ def group_sizes(
     staging_bytes: int,
     bounce_bytes: int,
 ) -> list[int]: ...
-def plan_workspace(
-    domain_of_rank: Sequence[int],
-    num_experts: int,
-    num_slots: int,
-    planner: int,
-    num_candidates: int,
-    num_thrifty: int,
-    num_eager: int,
-    paper: bool,
-    has_speeds: bool,
-) -> int: ...
+def plan_workspace(attributes: dict[str, np.ndarray]) -> int: ...

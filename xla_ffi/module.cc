@@ -9,6 +9,7 @@
 #include <vector>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/plan/owned_problem.h"
 #include "xla_ffi/plan/plan_cuda.h"
 #include "xla_ffi/plan/topoep/depth.h"
 #include "xla_ffi/plan/topoep/effort.h"
@@ -29,7 +30,8 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
                                    int32_t fill_moves, bool paper, int32_t threads) {
   std::vector<topoep::Candidate> settings;
   for (const auto& c : candidates) settings.push_back({c[0], c[1], c[2], c[3], c[4]});
-  topoep::Effort effort{};
+  topoep::Problem problem{};
+  topoep::Effort& effort = problem.effort;
   effort.candidates = settings.data();
   effort.num_candidates = static_cast<int32_t>(settings.size());
   effort.thrifty = thrifty.data();
@@ -38,7 +40,6 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
   effort.num_eager = static_cast<int32_t>(eager.size());
   effort.fill_moves = fill_moves;
   effort.paper = paper;
-  topoep::Problem problem{};
   problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
   problem.num_experts = static_cast<int32_t>(omega.size() / domain_of_rank.size());
   problem.num_slots = num_slots;
@@ -49,36 +50,14 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
   problem.cap_rows = cap_rows;
   problem.block_rows = 1;
   problem.planner = topoep::Planner::kTopoep;
-  problem.effort = &effort;
   const topoep::Depth depth = topoep::PlanDepth(problem, threads);
   return {depth.path.steps, depth.path.items, depth.paper.steps, depth.paper.items};
 }
 
-// Bytes of the workspace of a call with these sizes; 0 for sizes that contradict each other, which the handler names.
-int64_t PlanWorkspace(const std::vector<int32_t>& domain_of_rank, int32_t num_experts, int32_t num_slots,
-                      int64_t planner, int32_t num_candidates, int32_t num_thrifty, int32_t num_eager, bool paper,
-                      bool has_speeds) {
-  const int32_t num_ranks = static_cast<int32_t>(domain_of_rank.size());
-  const bool fits = num_ranks > 0 && num_experts > 0 && num_experts % num_ranks == 0 && num_slots >= 0 &&
-                    std::all_of(domain_of_rank.begin(), domain_of_rank.end(),
-                                [&](int32_t domain) { return 0 <= domain && domain < num_ranks; });
-  if (!fits) return 0;
-  topoep::Effort effort{};
-  effort.num_candidates = num_candidates;
-  effort.num_thrifty = num_thrifty;
-  effort.num_eager = num_eager;
-  effort.paper = paper;
-  const std::vector<int32_t> speeds(num_ranks, 1000);
-  topoep::Problem problem{};
-  problem.num_ranks = num_ranks;
-  problem.num_experts = num_experts;
-  problem.num_slots = num_slots;
-  problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
-  problem.domain_of_rank = domain_of_rank.data();
-  problem.planner = static_cast<topoep::Planner>(planner);
-  problem.cost.rank_speed = has_speeds ? speeds.data() : nullptr;
-  problem.effort = &effort;
-  return topoep::PlanScratchBytes(problem);
+// Bytes of the workspace of a call with these attributes; 0 where they are wrong, which the handler tells.
+int64_t PlanWorkspace(const topoep::Attributes& attributes) {
+  topoep::OwnedProblem problem;
+  return topoep::ReadProblem(attributes, problem).empty() ? topoep::PlanScratchBytes(problem.View()) : 0;
 }
 
 // Bytes of every window of a group, then of every workspace, for topoep_jax/transport.

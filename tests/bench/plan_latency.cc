@@ -2,16 +2,19 @@
 // the busiest lane between two of them. Compiled with -fsanitize=thread but linked without its library: the compiler
 // calls the functions below for every access, and only those to the planner's memory count.
 //
-// Reads numbers from standard input (plan_latency_bench.py writes them); writes a line for each kernel: name, steps,
-// accesses.
+// Reads named lists of numbers from standard input (plan_latency_bench.py writes them); writes a line for each kernel:
+// name, steps, accesses.
 
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <iostream>
+#include <stdexcept>
+#include <string>
 #include <vector>
 
 #include "xla_ffi/plan/host_workspace.h"
+#include "xla_ffi/plan/owned_problem.h"
 #include "xla_ffi/plan/solve.h"
 
 namespace {
@@ -153,52 +156,26 @@ class LaneTeam {
 };
 
 template <class T>
-std::vector<T> ReadList() {
-  int64_t count = 0;
-  std::cin >> count;
-  std::vector<T> values(count);
-  for (T& value : values) std::cin >> value;
-  return values;
-}
-
-template <class T>
 Range RangeOf(const std::vector<T>& values) {
   return {reinterpret_cast<uintptr_t>(values.data()), reinterpret_cast<uintptr_t>(values.data() + values.size())};
 }
 
 void Run() {
-  const auto sizes = ReadList<int32_t>();  // threads, planner, experts, slots, fill_moves, paper
-  const auto domain_of_rank = ReadList<int32_t>();
-  const auto cost = ReadList<int64_t>();
-  const auto fields = ReadList<int64_t>();
-  const auto thrifty = ReadList<int32_t>();
-  const auto eager = ReadList<int32_t>();
-  const auto omega = ReadList<int32_t>();
-  std::vector<Candidate> candidates;
-  for (size_t i = 0; i < fields.size(); i += 5) {
-    candidates.push_back({fields[i], fields[i + 1], fields[i + 2], fields[i + 3], fields[i + 4]});
+  Attributes lists;
+  std::string name;
+  for (int64_t count = 0; std::cin >> name >> count;) {
+    std::vector<int64_t>& list = lists[name];
+    list.resize(count);
+    for (int64_t& value : list) std::cin >> value;
   }
-  Effort effort{};
-  effort.candidates = candidates.data();
-  effort.num_candidates = static_cast<int32_t>(candidates.size());
-  effort.thrifty = thrifty.data();
-  effort.num_thrifty = static_cast<int32_t>(thrifty.size());
-  effort.eager = eager.data();
-  effort.num_eager = static_cast<int32_t>(eager.size());
-  effort.fill_moves = sizes[4];
-  effort.paper = sizes[5] != 0;
-  Problem problem{};
-  problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
-  problem.num_experts = sizes[2];
-  problem.num_slots = sizes[3];
-  problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
-  problem.domain_of_rank = domain_of_rank.data();
+  const int32_t threads = static_cast<int32_t>(lists.at("threads").at(0));
+  const std::vector<int32_t> omega(lists.at("omega").begin(), lists.at("omega").end());
+  lists.erase("threads");
+  lists.erase("omega");
+  OwnedProblem owned;
+  if (const std::string wrong = ReadProblem(lists, owned); !wrong.empty()) throw std::invalid_argument(wrong);
+  Problem problem = owned.View();
   problem.omega = omega.data();
-  problem.cost = {cost[0], cost[1], cost[2], cost[3], cost[4]};
-  problem.cap_rows = kNoCap;
-  problem.block_rows = 128;
-  problem.planner = static_cast<Planner>(sizes[1]);
-  problem.effort = &effort;
   const HostWorkspace workspace(problem);
   const Workspace& work = workspace.Work();
   const Memory memory = work.MemoryOf(0);
@@ -214,15 +191,15 @@ void Run() {
     const int64_t path = team.path();
     std::cout << kernel << ' ' << team.steps() << ' ' << path << '\n';
   };
-  LaneTeam begin(sizes[0]);
-  Begin(begin, problem, work);
+  LaneTeam begin(threads);
+  Begin(begin, work);
   report("begin", begin);
   for (int32_t run = 0; run < work.NumRuns(); ++run) {
-    LaneTeam team(sizes[0]);
+    LaneTeam team(threads);
     RunEntry(team, problem, work, memory, run);
     report(run == work.NumCandidates() ? "paper" : "entry", team);
   }
-  LaneTeam conclude(sizes[0]);
+  LaneTeam conclude(threads);
   Conclude(conclude, problem, work, memory, plan);
   report("conclude", conclude);
 }

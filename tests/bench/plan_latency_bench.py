@@ -23,10 +23,9 @@ from pathlib import Path
 
 import numpy as np
 
-from topoep_jax._native import PLANNER_IDS
+from topoep_jax import _native
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.problem import CostModel
-from topoep_jax.plan.topoep import EFFORTS, candidates
+from topoep_jax.plan.problem import CostModel, Problem
 from topoep_jax.topology import Topology
 
 SIZES = ((32, 128, 2), (64, 256, 2), (128, 640, 2))
@@ -66,7 +65,8 @@ def build(folder: Path) -> Path:
     source = Path(__file__).with_name("plan_latency.cc")
     flags = ["-std=c++17", "-O2", "-fsanitize=thread", f"-I{ROOT}"]
     subprocess.run(["g++", *flags, "-c", source, "-o", program.with_suffix(".o")], check=True)
-    subprocess.run(["g++", program.with_suffix(".o"), "-o", program], check=True)
+    attributes = ROOT / "xla_ffi/plan/owned_problem.cc"
+    subprocess.run(["g++", "-std=c++17", f"-I{ROOT}", program.with_suffix(".o"), attributes, "-o", program], check=True)
     return program
 
 
@@ -76,18 +76,10 @@ def count(program: Path, planner: str, ranks: int, experts: int, slots: int) -> 
     p = np.exp(rng.normal(0, SKEW, experts))
     topology = Topology.uniform(ranks // 8, 8)
     cost = CostModel.from_model(2048, 768, Hardware.h800())
-    search = planner == "topoep"
-    effort = EFFORTS["fast"]
-    lists = [
-        [THREADS, PLANNER_IDS[planner], experts, slots, effort.fill_moves, int(search and effort.paper)],
-        topology.domain_of_rank,
-        [cost.expert_bytes, cost.token_bytes, cost.row_ps, cost.inter_fs_per_byte, cost.intra_fs_per_byte],
-        [f for c in candidates(topology, slots, effort) for f in dataclasses.astuple(c)] if search else [],
-        effort.thrifty if search else [],
-        effort.eager if search else [],
-        rng.multinomial(ASSIGNMENTS, p / p.sum(), size=ranks).ravel().tolist(),
-    ]
-    text = "\n".join(" ".join(map(str, [len(values), *(int(value) for value in values)])) for values in lists)
+    problem = Problem(topology, cost, experts, slots, None, 128, "bottleneck", "fast")
+    omega = rng.multinomial(ASSIGNMENTS, p / p.sum(), size=ranks).ravel()
+    lists = {"threads": [THREADS], "omega": omega, **_native.attributes(problem, planner)}
+    text = "\n".join(" ".join(map(str, [name, len(values), *values])) for name, values in lists.items())
     output = subprocess.run([program], input=text, text=True, capture_output=True, check=True).stdout
     paths = defaultdict(list)
     for line in output.splitlines():

@@ -5,56 +5,30 @@
 
 #include <algorithm>
 #include <cstdint>
-#include <limits>
 #include <random>
 #include <tuple>
 #include <vector>
 
-#include "xla_ffi/plan/problem.h"
-#include "xla_ffi/plan/topoep/effort.h"
+#include "xla_ffi/plan/owned_problem.h"
 
 namespace topoep {
 
-inline constexpr int64_t kUnlimited = std::numeric_limits<int32_t>::max();
-
-// A problem and how hard to search, which own their memory.
-struct Instance {
-  std::vector<int32_t> domain_of_rank, omega, rank_speed;
-  int32_t num_experts = 0;
-  int32_t num_slots = 0;
-  CostModel cost{};
-  int64_t cap_rows = kNoCap;
-  int64_t block_rows = 1;
-  Objective objective = Objective::kBottleneck;
-  Planner planner = Planner::kTopoep;
-  std::vector<Candidate> candidates;
-  std::vector<int32_t> thrifty, eager;
-  Effort effort{};
-
-  Problem View(int32_t threads) {
-    Problem problem{};
-    problem.num_ranks = static_cast<int32_t>(domain_of_rank.size());
-    problem.num_experts = num_experts;
-    problem.num_slots = num_slots;
-    problem.num_domains = 1 + *std::max_element(domain_of_rank.begin(), domain_of_rank.end());
-    problem.domain_of_rank = domain_of_rank.data();
-    problem.omega = omega.data();
-    problem.cost = cost;
-    if (!rank_speed.empty()) problem.cost.rank_speed = rank_speed.data();
-    problem.cap_rows = cap_rows;
-    problem.block_rows = block_rows;
-    problem.planner = planner;
-    problem.objective = objective;
-    effort.candidates = candidates.data();
-    effort.num_candidates = static_cast<int32_t>(candidates.size());
-    effort.thrifty = thrifty.data();
-    effort.num_thrifty = static_cast<int32_t>(thrifty.size());
-    effort.eager = eager.data();
-    effort.num_eager = static_cast<int32_t>(eager.size());
-    problem.effort = &effort;
-    problem.num_threads = threads;
-    return problem;
+// A problem with demand.
+struct Instance : OwnedProblem {
+  Instance() {
+    sizes.cap_rows = kNoCap;
+    sizes.block_rows = 1;
+    sizes.planner = Planner::kTopoep;
   }
+
+  Problem View(int32_t threads) const {
+    Problem view = OwnedProblem::View();
+    view.omega = omega.data();
+    view.num_threads = threads;
+    return view;
+  }
+
+  std::vector<int32_t> omega;
 };
 
 // A plan that owns its memory, full of values that a planner must not leave there.
@@ -99,29 +73,29 @@ inline Instance RandomInstance(uint32_t seed) {
   for (int r = 0; r < num_ranks; ++r) instance.domain_of_rank.push_back(r < num_domains ? r : draw(0, num_domains - 1));
   draw.Shuffle(instance.domain_of_rank);
   const int mains = draw(1, 4);
-  instance.num_experts = num_ranks * mains;
-  instance.num_slots = draw(0, std::min(3, instance.num_experts - mains));
-  const int hot = draw(0, instance.num_experts - 1);
+  instance.sizes.num_experts = num_ranks * mains;
+  instance.sizes.num_slots = draw(0, std::min(3, instance.sizes.num_experts - mains));
+  const int hot = draw(0, instance.sizes.num_experts - 1);
   const int sparse = draw(0, 3);
   int64_t total = 0;
-  for (int i = 0; i < num_ranks * instance.num_experts; ++i) {
+  for (int i = 0; i < num_ranks * instance.sizes.num_experts; ++i) {
     const int rows = draw(0, 3) < sparse ? 0 : draw(0, 60);
-    instance.omega.push_back(i % instance.num_experts == hot ? 20 * rows : rows);
+    instance.omega.push_back(i % instance.sizes.num_experts == hot ? 20 * rows : rows);
     total += instance.omega.back();
   }
-  instance.cost = CostModel{draw(1, 3000), draw(1, 8), draw(0, 200), draw(0, 20000), draw(0, 5000)};
-  if (draw.OneIn(4)) instance.cost.instance_ps = draw(0, 3000);
-  if (draw.OneIn(4)) instance.cost.tile_rows = draw(0, 16);
-  if (draw.OneIn(4)) instance.cost.pulls = static_cast<Pulls>(draw(0, 3));
+  instance.sizes.cost = CostModel{draw(1, 3000), draw(1, 8), draw(0, 200), draw(0, 20000), draw(0, 5000)};
+  if (draw.OneIn(4)) instance.sizes.cost.instance_ps = draw(0, 3000);
+  if (draw.OneIn(4)) instance.sizes.cost.tile_rows = draw(0, 16);
+  if (draw.OneIn(4)) instance.sizes.cost.pulls = static_cast<Pulls>(draw(0, 3));
   if (draw.OneIn(4)) {
     for (int r = 0; r < num_ranks; ++r) instance.rank_speed.push_back(draw(500, 1500));
   }
-  instance.block_rows = draw.OneIn(2) ? 1 : draw(2, 16);
-  if (draw.OneIn(4)) instance.cap_rows = total / num_ranks + draw(0, static_cast<int>(total / num_ranks / 4 + 1));
-  instance.objective = draw.OneIn(4) ? Objective::kEq8 : Objective::kBottleneck;
+  instance.sizes.block_rows = draw.OneIn(2) ? 1 : draw(2, 16);
+  if (draw.OneIn(4)) instance.sizes.cap_rows = total / num_ranks + draw(0, static_cast<int>(total / num_ranks / 4 + 1));
+  instance.sizes.objective = draw.OneIn(4) ? Objective::kEq8 : Objective::kBottleneck;
 
   instance.candidates = {{kUnlimited, 0, 0, -1, -1}};  // the empty plan
-  const bool can_serve = instance.num_slots > 0 && num_ranks > 1;
+  const bool can_serve = instance.sizes.num_slots > 0 && num_ranks > 1;
   for (int c = draw(1, 4); c > 0; --c) {
     instance.candidates.push_back({draw.OneIn(2) ? kUnlimited : draw(1, 4), draw.OneIn(2) ? 0 : draw(1, 14),
                                    can_serve ? draw(0, 16) : 0, draw.OneIn(2) ? -1 : draw(0, 100),
@@ -129,12 +103,12 @@ inline Instance RandomInstance(uint32_t seed) {
   }
   for (int i = draw(0, 5); i > 0; --i) instance.thrifty.push_back(draw(0, 2));
   for (int i = draw(0, 5); i > 0; --i) instance.eager.push_back(draw(0, 2));
-  instance.effort.fill_moves = draw(0, 6);
-  instance.effort.paper = draw.OneIn(2);
+  instance.sizes.effort.fill_moves = draw(0, 6);
+  instance.sizes.effort.paper = draw.OneIn(2);
   if (draw.OneIn(4)) {
-    instance.effort.refine_changes = 40;
-    instance.effort.refine_starts = 1;
-    instance.effort.refine_waves = 1;
+    instance.sizes.effort.refine_changes = 40;
+    instance.sizes.effort.refine_starts = 1;
+    instance.sizes.effort.refine_waves = 1;
   }
   return instance;
 }

@@ -71,7 +71,7 @@ Answer SolveOnBlocks(Instance instance) {
 TEST(ScratchTest, BlocksSideBySideGiveThePlanOfTheHost) {
   for (uint32_t seed = 0; seed < 120; ++seed) {
     Instance instance = RandomInstance(seed);
-    instance.planner = static_cast<Planner>(seed % 6 < 4 ? 2 : seed % 6 - 4);
+    instance.sizes.planner = static_cast<Planner>(seed % 6 < 4 ? 2 : seed % 6 - 4);
     if (seed % 10 == 9) instance.omega[0] = -1;  // refused
     const Problem problem = instance.View(1);
     Answer expected(problem);
@@ -82,14 +82,14 @@ TEST(ScratchTest, BlocksSideBySideGiveThePlanOfTheHost) {
 
 TEST(ScratchTest, BlocksAreAsManyAsEntriesAndMemoryAllow) {
   Instance instance = RandomInstance(1);
-  instance.planner = Planner::kTopoep;
+  instance.sizes.planner = Planner::kTopoep;
   const auto layout = [&](int32_t ranks, int32_t experts, int32_t candidates) {
     instance.domain_of_rank.assign(ranks, 0);
     instance.rank_speed.clear();
-    instance.num_experts = experts;
-    instance.num_slots = 2;
+    instance.sizes.num_experts = experts;
+    instance.sizes.num_slots = 2;
     instance.candidates.assign(candidates, Candidate{kUnlimited, 0, 8, -1, -1});
-    instance.effort.paper = true;
+    instance.sizes.effort.paper = true;
     const Problem problem = instance.View(1);
     const DomainTable domains(problem);
     return Scratch(problem, domains.View(), nullptr);

@@ -61,7 +61,7 @@ TEST(TopoepTest, RowsAreConservedAndNothingCostsMoreThanTheEmptyPlan) {
     with_replicas += (answer.status[0] & kEmpty) == 0;
     if (problem.cap_rows != kNoCap) continue;  // a cap may cost time
     ASSERT_EQ(answer.status[0] & kOverEmptyCost, 0) << "seed " << seed;
-    instance.planner = Planner::kNone;
+    instance.sizes.planner = Planner::kNone;
     const Answer empty = SolveWith(instance, 1);
     ASSERT_LE(PredictPs(problem, answer.slot_expert.data(), answer.quota.data()),
               PredictPs(problem, empty.slot_expert.data(), empty.quota.data()))

@@ -9,31 +9,6 @@
 namespace topoep {
 namespace {
 
-enum Size {
-  kRanks,
-  kExperts,
-  kSlots,
-  kDomains,
-  kPlanner,
-  kObjective,
-  kCapRows,
-  kBlockRows,
-  kExpertBytes,
-  kTokenBytes,
-  kRowPs,
-  kInterFs,
-  kIntraFs,
-  kInstancePs,
-  kTileRows,
-  kPulls,
-  kFillMoves,
-  kPaper,
-  kRefineChanges,
-  kRefineStarts,
-  kRefineWaves,
-  kNumSizes
-};
-
 [[noreturn]] void Give(const std::string& message) {
   std::fprintf(stderr, "%s\n", message.c_str());
   std::exit(2);
@@ -75,18 +50,14 @@ class Reader {
   std::FILE* file_;
 };
 
-StoredProblem ReadProblem(Reader& reader) {
-  StoredProblem stored;
-  stored.sizes = reader.Take<int64_t>();
-  if (stored.sizes.size() != kNumSizes) Give("a problem has another number of sizes: is the file of this version?");
-  stored.domain_of_rank = reader.Take<int32_t>();
-  stored.rank_speed = reader.Take<int32_t>();
-  const std::vector<int64_t> fields = reader.Take<int64_t>();
-  for (size_t i = 0; i + 5 <= fields.size(); i += 5) {
-    stored.candidates.push_back({fields[i], fields[i + 1], fields[i + 2], fields[i + 3], fields[i + 4]});
+StoredProblem ReadQuestion(Reader& reader) {
+  Attributes attributes;
+  for (int64_t left = reader.Take<int64_t>().at(0); left > 0; --left) {
+    const std::vector<char> name = reader.Take<char>();
+    attributes[std::string(name.begin(), name.end())] = reader.Take<int64_t>();
   }
-  stored.thrifty = reader.Take<int32_t>();
-  stored.eager = reader.Take<int32_t>();
+  StoredProblem stored;
+  if (const std::string wrong = ReadProblem(attributes, stored); !wrong.empty()) Give("a problem's " + wrong);
   stored.omega = reader.Take<int32_t>();
   stored.right.slot_expert = reader.Take<int32_t>();
   stored.right.quota = reader.Take<int32_t>();
@@ -99,45 +70,15 @@ StoredProblem ReadProblem(Reader& reader) {
 }  // namespace
 
 Problem StoredProblem::View() const {
-  const auto size = [this](Size which) { return static_cast<int32_t>(sizes[which]); };
-  Problem problem{};
-  problem.num_ranks = size(kRanks);
-  problem.num_experts = size(kExperts);
-  problem.num_slots = size(kSlots);
-  problem.num_domains = size(kDomains);
-  problem.domain_of_rank = domain_of_rank.data();
+  Problem problem = OwnedProblem::View();
   problem.omega = omega.data();
-  problem.cost = {sizes[kExpertBytes], sizes[kTokenBytes], sizes[kRowPs], sizes[kInterFs], sizes[kIntraFs]};
-  problem.cost.instance_ps = sizes[kInstancePs];
-  problem.cost.tile_rows = sizes[kTileRows];
-  if (!rank_speed.empty()) problem.cost.rank_speed = rank_speed.data();
-  problem.cost.pulls = static_cast<Pulls>(sizes[kPulls]);
-  problem.cap_rows = sizes[kCapRows];
-  problem.block_rows = sizes[kBlockRows];
-  problem.planner = static_cast<Planner>(sizes[kPlanner]);
-  problem.objective = static_cast<Objective>(sizes[kObjective]);
-  problem.effort = &effort;
   return problem;
 }
 
 std::vector<StoredProblem> ReadProblems(const std::string& path) {
   Reader reader(path);
   std::vector<StoredProblem> problems;
-  while (!reader.AtEnd()) problems.push_back(ReadProblem(reader));
-  for (StoredProblem& stored : problems) {  // they do not move any more
-    const auto size = [&stored](Size which) { return static_cast<int32_t>(stored.sizes[which]); };
-    stored.effort = {stored.candidates.data(),
-                     static_cast<int32_t>(stored.candidates.size()),
-                     stored.thrifty.data(),
-                     static_cast<int32_t>(stored.thrifty.size()),
-                     stored.eager.data(),
-                     static_cast<int32_t>(stored.eager.size()),
-                     size(kFillMoves),
-                     stored.sizes[kPaper] != 0,
-                     stored.sizes[kRefineChanges],
-                     size(kRefineStarts),
-                     size(kRefineWaves)};
-  }
+  while (!reader.AtEnd()) problems.push_back(ReadQuestion(reader));
   return problems;
 }
 

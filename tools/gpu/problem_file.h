@@ -7,8 +7,7 @@
 #include <string>
 #include <vector>
 
-#include "xla_ffi/plan/problem.h"
-#include "xla_ffi/plan/topoep/effort.h"
+#include "xla_ffi/plan/owned_problem.h"
 
 namespace topoep {
 
@@ -17,14 +16,11 @@ struct Answer {
   std::vector<int32_t> slot_expert, quota, rank_load, predicted_ps, status;
 };
 
-// A problem that owns its memory; View() stays valid as long as it does, and does not move.
-struct StoredProblem {
+// A problem with its demand.
+struct StoredProblem : OwnedProblem {
   Problem View() const;
 
-  std::vector<int64_t> sizes;  // in the order of problems.py
-  std::vector<int32_t> domain_of_rank, rank_speed, thrifty, eager, omega;
-  std::vector<Candidate> candidates;
-  Effort effort{};
+  std::vector<int32_t> omega;
   Answer right;
 };
 

@@ -52,7 +52,7 @@ def build(setting: Setting) -> dict[str, object]:
     """The CUDA library and the programs; on a dry run plan_check alone, around the planner of the host."""
     if setting.dry_run:
         own = [PROGRAMS / name for name in ("plan_check.cc", "problem_file.cc", "plan_runner_host.cc")]
-        sources = [*own, ROOT / "xla_ffi/plan/solver.cc", ROOT / "xla_ffi/plan/cost.cc", "-pthread"]
+        sources = [*own, ROOT / "xla_ffi/plan/solver.cc", ROOT / "xla_ffi/plan/owned_problem.cc", "-pthread"]
         run(["g++", "-std=c++17", "-O2", *WARNINGS, f"-I{ROOT}", *sources, "-o", setting.folder / "plan_check"])
         return {"compiler": run(["g++", "--version"]).splitlines()[0]}
 
@@ -86,8 +86,9 @@ def program_commands(
     """What compiles each program of tools/gpu into `folder`; without NCCL's headers, those that need none."""
     from topoep_jax import _cuda_build
 
+    planner = [ROOT / "xla_ffi/plan" / name for name in ("owned_problem.cc", "plan.cu")]
     sources: dict[str, list[str | Path]] = {
-        "plan_check": ["plan_check.cc", "problem_file.cc", "plan_runner_cuda.cu", ROOT / "xla_ffi/plan/plan.cu"],
+        "plan_check": ["plan_check.cc", "problem_file.cc", "plan_runner_cuda.cu", *planner],
         "copies": ["copies.cu"],
     }
     flags: list[str | Path] = ["-std=c++17", "-O3", "-lineinfo", "-cudart=static", f"-I{ROOT}"]

@@ -118,27 +118,6 @@ def write(questions: Sequence[Question], path: Path) -> None:
 
 
 def _arrays(question: Question) -> list[object]:
-    problem, cost = question.problem, question.problem.cost
-    topology = problem.topology
-    search = _native._search(question.planner, problem)
-    sizes = [
-        topology.num_ranks,
-        problem.num_experts,
-        problem.num_slots,
-        topology.num_domains,
-        _native.PLANNER_IDS[question.planner],
-        _native.OBJECTIVE_IDS[problem.objective],
-        -1 if problem.cap_rows is None else problem.cap_rows,
-        problem.block_rows,
-        cost.expert_bytes,
-        cost.token_bytes,
-        cost.row_ps,
-        cost.inter_fs_per_byte,
-        cost.intra_fs_per_byte,
-        cost.instance_ps,
-        cost.tile_rows,
-        _native.PULL_IDS[cost.pulls],
-        *(search[name] for name in ("fill_moves", "paper", "refine_changes", "refine_starts", "refine_waves")),
-    ]
-    searched = [search[name] for name in ("candidates", "thrifty", "eager")]
-    return [sizes, topology.domain_of_rank, cost.rank_speed or (), *searched, question.omega, *right_answer(question)]
+    attributes = _native.attributes(question.problem, question.planner)
+    named = [array for name, values in attributes.items() for array in (list(name.encode()), values)]
+    return [len(attributes), *named, question.omega, *right_answer(question)]

@@ -12,6 +12,7 @@ PLAN_HDRS = [
     "xla_ffi/plan/host_workspace.h",
     "xla_ffi/plan/links.h",
     "xla_ffi/plan/math.h",
+    "xla_ffi/plan/owned_problem.h",
     "xla_ffi/plan/paper.h",
     "xla_ffi/plan/problem.h",
     "xla_ffi/plan/pulls.h",
@@ -67,6 +68,7 @@ TRANSFER_SRCS = [
 SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
     "xla_ffi/plan/call.h",
+    "xla_ffi/plan/owned_problem.cc",
     "xla_ffi/plan/plan_cuda.h",
     "xla_ffi/plan/scratch.cc",
     "xla_ffi/transport/sizes.h",

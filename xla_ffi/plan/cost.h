@@ -14,10 +14,6 @@
 
 namespace topoep {
 
-inline constexpr int64_t kMaxInstances = 2 * kMaxReplicas;  // of one rank, where instances cost time or are padded
-inline constexpr int64_t kNominalSpeed = 1000;              // permille
-inline constexpr int64_t kMaxSpeed = 1'000'000;             // rows x speed fit 64 bits
-
 // Rows of an instance, padded to whole tiles.
 TOPOEP_BODY inline int64_t PaddedRows(const CostModel& cost, int64_t rows) {
   if (cost.tile_rows == 0) return rows;

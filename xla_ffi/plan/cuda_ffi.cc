@@ -12,14 +12,15 @@ namespace {
 
 using xla::ffi::Error;
 
-Error Launch(const PlanCall& call, CUstream_st* stream) {
+Error Launch(PlanCall& call, CUstream_st* stream) {
   const int64_t needed = PlanScratchBytes(call.problem());
-  if (call.workspace_bytes() < needed) {
-    return Error::InvalidArgument("topoep_plan: workspace has " + std::to_string(call.workspace_bytes()) +
+  const int64_t given = static_cast<int64_t>(call.workspace().size_bytes());
+  if (given < needed) {
+    return Error::InvalidArgument("topoep_plan: workspace has " + std::to_string(given) +
                                   " bytes, and the kernels need " + std::to_string(needed) +
                                   ": the program was traced by another version of topoep_jax, so trace it again");
   }
-  const char* failure = LaunchPlan(call.problem(), call.plan(), call.workspace(), stream);
+  const char* failure = LaunchPlan(call.problem(), call.plan(), call.workspace().untyped_data(), stream);
   if (failure == nullptr) return Error::Success();
   return Error::Internal(std::string("topoep_plan: the kernels do not launch: ") + failure);
 }

@@ -9,13 +9,17 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/team/team.h"
 
 namespace topoep {
 
 inline constexpr int64_t kMaxRows = (int64_t{1} << 31) - 1;  // of total demand: counts of rows fit int32
 inline constexpr int64_t kMaxReplicas = int64_t{1} << 16;    // R x N: bounds the bytes of all pulls
+inline constexpr int64_t kMaxInstances = 2 * kMaxReplicas;   // of one rank, where instances cost time or are padded
 inline constexpr int64_t kNoCap = -1;
+inline constexpr int64_t kNominalSpeed = 1000;   // permille
+inline constexpr int64_t kMaxSpeed = 1'000'000;  // rows x speed fit 64 bits
 
 enum class Planner : int64_t { kNone = 0, kTopoepPaper = 1, kTopoep = 2 };
 enum class Objective : int64_t { kBottleneck = 0, kEq8 = 1 };
@@ -38,8 +42,6 @@ struct CostModel {
   Pulls pulls = Pulls::kDirect;
 };
 
-struct Effort;  // of planner kTopoep; see topoep/effort.h
-
 struct Problem {
   int32_t num_ranks;
   int32_t num_experts;  // a multiple of num_ranks
@@ -52,8 +54,8 @@ struct Problem {
   int64_t block_rows;  // >= 1
   Planner planner;
   Objective objective;
-  const Effort* effort = nullptr;  // where the planner is kTopoep
-  int32_t num_threads = 1;         // lanes of kTopoep; the plan does not depend on them
+  Effort effort = {};       // read where the planner is kTopoep
+  int32_t num_threads = 1;  // lanes of kTopoep; the plan does not depend on them
 
   TOPOEP_BODY int32_t MainsPerRank() const { return num_experts / num_ranks; }
   TOPOEP_BODY int32_t InstancesPerRank() const { return MainsPerRank() + num_slots; }

@@ -25,9 +25,9 @@ struct Tables {
         begin(arena.Take<int32_t>(problem.num_domains + 1)),
         ranks(arena.Take<int32_t>(problem.num_ranks)),
         position(arena.Take<int32_t>(problem.num_ranks)),
-        candidates(arena.Take<Candidate>(problem.effort->num_candidates)),
-        thrifty(arena.Take<int32_t>(problem.effort->num_thrifty)),
-        eager(arena.Take<int32_t>(problem.effort->num_eager)),
+        candidates(arena.Take<Candidate>(problem.effort.num_candidates)),
+        thrifty(arena.Take<int32_t>(problem.effort.num_thrifty)),
+        eager(arena.Take<int32_t>(problem.effort.num_eager)),
         bytes(arena.Used()) {}
 
   int32_t* domain_of_rank;  // [R]
@@ -47,7 +47,7 @@ inline std::vector<std::byte> PackTables(const Problem& problem, const Domains& 
   std::vector<std::byte> bytes(Tables(problem, measure).bytes);
   Arena arena(bytes.data());
   const Tables tables(problem, arena);
-  const Effort& effort = *problem.effort;
+  const Effort& effort = problem.effort;
   std::copy_n(problem.domain_of_rank, problem.num_ranks, tables.domain_of_rank);
   if (tables.rank_speed != nullptr) std::copy_n(problem.cost.rank_speed, problem.num_ranks, tables.rank_speed);
   std::copy_n(domains.begin, problem.num_domains + 1, tables.begin);
@@ -60,7 +60,6 @@ inline std::vector<std::byte> PackTables(const Problem& problem, const Domains& 
 }
 
 // `base`, at a multiple of Arena::kAlignment, may be memory of a device, which is not touched; nullptr only measures.
-// problem.effort must be set, and empty for planners that do not search.
 struct Scratch {
   static constexpr int64_t kMaxBlocks = 128;  // that run side by side: GPUs have as many processors
   static constexpr int64_t kMaxBytesOfBlocks = int64_t{64} << 20;  // unless one block alone needs more
@@ -72,14 +71,13 @@ struct Scratch {
     Problem result = problem;
     result.domain_of_rank = tables.domain_of_rank;
     result.cost.rank_speed = tables.rank_speed;
-    result.effort = nullptr;
+    result.effort.candidates = tables.candidates;
+    result.effort.thrifty = tables.thrifty;
+    result.effort.eager = tables.eager;
     return result;
   }
   Workspace WorkOnDevice() const {
     Workspace result = work;
-    result.effort.candidates = tables.candidates;
-    result.effort.thrifty = tables.thrifty;
-    result.effort.eager = tables.eager;
     result.context.problem = nullptr;
     result.context.domains = {tables.begin, tables.ranks, tables.position};
     return result;

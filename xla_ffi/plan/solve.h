@@ -24,17 +24,14 @@ namespace topoep {
 inline constexpr int64_t kKeepBytes = int64_t{64} << 20;
 
 // Where everything lies. It is made on the host, for memory of the host or of a device, and holds no pointer into
-// itself, so that it can be copied there; then `context.problem`, `context.domains` and the pointers of `effort` must
-// be set to what the device sees.
+// itself, so that it can be copied there; then `context.problem` and `context.domains` must be set to what the device
+// sees.
 struct Workspace {
   // `teams` entries run side by side; every plan is kept if that takes at most `keep_bytes`. Reads the problem's
   // tables.
   Workspace(const Problem& problem, const Domains& domains, int32_t teams, Arena& arena,
             int64_t keep_bytes = kKeepBytes)
-      : effort(problem.planner == Planner::kTopoep ? *problem.effort : Effort{}),
-        context(problem, domains, arena),
-        entries(context, NumCandidates(), keep_bytes, arena),
-        paper(context, arena) {
+      : context(problem, domains, arena), entries(context, NumCandidates(), keep_bytes, arena), paper(context, arena) {
     Arena measure;
     const Memory unused(context, measure);
     memory_bytes = measure.Used();
@@ -42,10 +39,12 @@ struct Workspace {
   }
 
   // Every planner scores the empty plan.
-  TOPOEP_BODY int32_t NumCandidates() const { return effort.num_candidates > 0 ? effort.num_candidates : 1; }
+  TOPOEP_BODY int32_t NumCandidates() const {
+    return context.problem->planner == Planner::kTopoep ? context.problem->effort.num_candidates : 1;
+  }
   TOPOEP_BODY bool RunsPaper() const {
     return context.problem->planner == Planner::kTopoepPaper ||
-           (context.problem->planner == Planner::kTopoep && effort.paper);
+           (context.problem->planner == Planner::kTopoep && context.problem->effort.paper);
   }
   // Entries that RunEntry() takes.
   TOPOEP_BODY int32_t NumRuns() const { return NumCandidates() + (RunsPaper() ? 1 : 0); }
@@ -56,7 +55,6 @@ struct Workspace {
     return Memory(context, arena);
   }
 
-  Effort effort;  // no candidate where the planner is not topoep
   Context context;
   Entries entries;
   PaperMemory paper;
@@ -99,7 +97,7 @@ TOPOEP_BODY void RunEntry(Team& team, const Problem& problem, const Workspace& w
     improver.Start();
     Record(team, work.context, improver, memory.state, entries, entries.Paper());
   } else if (problem.planner == Planner::kTopoep) {
-    RunPhases(team, work.context, work.effort, run, memory, entries);
+    RunPhases(team, work.context, problem.effort, run, memory, entries);
   } else {
     RunEmpty(team, work, memory);
   }
@@ -112,7 +110,8 @@ TOPOEP_BODY State Restore(Team& team, const Workspace& work, const Memory& memor
   if (at == work.entries.Paper()) {
     MakePaperPlan(team, work, memory);
   } else if (work.context.problem->planner == Planner::kTopoep) {
-    RunCandidate(team, work.context, work.effort, at / kPhases, at % kPhases, memory, [](Improver<Team>&, int32_t) {});
+    RunCandidate(team, work.context, work.context.problem->effort, at / kPhases, at % kPhases, memory,
+                 [](Improver<Team>&, int32_t) {});
   } else {
     SetEmpty(team, work.context, memory.state);
   }
@@ -140,8 +139,8 @@ TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& w
   const int32_t choice = *entries.choice;
   Worth worth = entries.entry[choice].worth;
   State state = memory.state;
-  if (problem.planner == Planner::kTopoep && CanRefine(work.context, work.effort)) {
-    worth = RefineBest(team, work.context, work.effort, memory, entries, choice, [&](int32_t entry) {
+  if (problem.planner == Planner::kTopoep && CanRefine(work.context, problem.effort)) {
+    worth = RefineBest(team, work.context, problem.effort, memory, entries, choice, [&](int32_t entry) {
       const State kept = Restore(team, work, memory, entry);
       if (kept.quota != memory.state.quota) CopyState(team, work.context, kept, memory.state);
     });

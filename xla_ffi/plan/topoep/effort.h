@@ -5,9 +5,13 @@
 
 #include <cstdint>
 
-#include "xla_ffi/plan/problem.h"
-
 namespace topoep {
+
+inline constexpr int64_t kUnlimited = (int64_t{1} << 31) - 1;  // Candidate::own of a rank that may send any number
+inline constexpr int64_t kNoSpread = -1;
+inline constexpr int64_t kByIntervals = -1;  // Candidate::price
+inline constexpr int64_t kSixteenths = 16;
+inline constexpr int64_t kQuarters = 4;
 
 // One setting of the search; topoep_jax/plan/topoep/effort.py says what each field means.
 struct Candidate {
