@@ -18,7 +18,7 @@ from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
 from topoep_jax.dispatch import measure_extent
 from topoep_jax.metrics import MoEMetrics, measure
-from topoep_jax.pipeline import planned_experts
+from topoep_jax.pipeline import Inputs, planned_experts
 from topoep_jax.plan import Plan, solve_plan
 from topoep_jax.plan.mains import mains_only
 
@@ -120,21 +120,19 @@ def moe_layer(
     omega = gather_demand(chosen.expert_idx, config.num_experts, axis_name, bad=bad)
     num_assignments = chosen.expert_idx.size
     plan = _plan(config, omega, num_assignments)
-    slot_expert, quota = jnp.asarray(plan.slot_expert), jnp.asarray(plan.quota)
-    y = planned_experts(
-        config,
-        axis_name,
-        x,
-        vary_like(chosen.weight, x),
-        vary_like(params["w"], x),
-        chosen.expert_idx,
-        omega,
-        slot_expert,
-        quota,
+    inputs = Inputs(
+        x=x,
+        weight=vary_like(chosen.weight, x),
+        params=vary_like(params["w"], x),
+        expert_idx=chosen.expert_idx,
+        omega=omega,
+        slot_expert=jnp.asarray(plan.slot_expert),
+        quota=jnp.asarray(plan.quota),
     )
+    y = planned_experts(config, axis_name, inputs)
     if config.shared_ffn:
         y = y + _shared_experts(params, x)
-    metrics = _measure(config, omega, plan, quota, num_assignments)
+    metrics = _measure(config, omega, plan, num_assignments)
     return (y, metrics, routing.Routed(chosen.expert_idx, logits)) if return_routing else (y, metrics)
 
 
@@ -223,8 +221,8 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
 
 
 @jax.named_scope("topoep_metrics")
-def _measure(config: LayerConfig, omega: jax.Array, plan: Plan, quota: jax.Array, num_assignments: int) -> MoEMetrics:
-    extent = measure_extent(config, quota, num_assignments)
+def _measure(config: LayerConfig, omega: jax.Array, plan: Plan, num_assignments: int) -> MoEMetrics:
+    extent = measure_extent(config, jnp.asarray(plan.quota), num_assignments)
     one, drops = jnp.ones_like(extent.passes), config.overflow == "drop"
     return measure(
         omega,

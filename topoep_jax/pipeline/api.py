@@ -13,17 +13,7 @@ from topoep_jax.pipeline.layer import Inputs, Layer
 
 
 @partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def planned_experts(
-    config: LayerConfig,
-    axis_name: str,
-    x: jax.Array,
-    weight: jax.Array,
-    params: jax.Array,
-    expert_idx: jax.Array,
-    omega: jax.Array,
-    slot_expert: jax.Array,
-    quota: jax.Array,
-) -> jax.Array:
+def planned_experts(config: LayerConfig, axis_name: str, inputs: Inputs) -> jax.Array:
     """Runs every assignment on the instance that the plan names and sums each token's results.
 
     Inside shard_map or pmap over `axis_name`. Gradients flow to x, weight and params; replica gradients are added to
@@ -32,30 +22,24 @@ def planned_experts(
     Args:
       config: the layer.
       axis_name: the expert-parallel axis.
-      x: [T, H] this rank's tokens; rows and activations travel in this dtype.
-      weight: f32 [T, K] router weights.
-      params: [Em, D] packed parameters of this rank's mains; gradients come back in this dtype, summed in f32.
-      expert_idx: int32 [T, K]; entries below 0 are padding.
-      omega: int32 [R, E] demand of all ranks.
-      slot_expert: int32 [R, N] of the plan.
-      quota: int32 [R, R, J] of the plan.
+      inputs: tokens, parameters, routing and plan.
 
     Returns:
       [T, H] in the dtype of `x`; zeros for padding tokens.
     """
-    return _forward(config, axis_name, x, weight, params, expert_idx, omega, slot_expert, quota)[0]
+    return _forward(config, axis_name, inputs)[0]
 
 
-def _forward(config: LayerConfig, axis_name: str, *args: jax.Array) -> tuple[jax.Array, tuple[Inputs, Kept]]:
-    inputs = Inputs(*args)
+def _forward(config: LayerConfig, axis_name: str, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, Kept]]:
     y, kept = run_forward(Layer.build(config, axis_name, inputs), inputs)
     return y, (inputs, kept)
 
 
-def _backward(config: LayerConfig, axis_name: str, saved: tuple[Inputs, Kept], grad: jax.Array) -> tuple[Any, ...]:
+def _backward(config: LayerConfig, axis_name: str, saved: tuple[Inputs, Kept], grad: jax.Array) -> tuple[Any]:
     # Without the barrier XLA merges what is computed again with the forward pass, and keeps all of its buffers alive.
     (inputs, kept), grad = lax.optimization_barrier((saved, grad))
-    return *_gradients(config, axis_name, inputs, kept, grad), None, None, None, None
+    of_integers: Any = (None,) * 4
+    return (Inputs(*_gradients(config, axis_name, inputs, kept, grad), *of_integers),)
 
 
 @partial(jax.custom_jvp, nondiff_argnums=(0, 1))

@@ -19,7 +19,17 @@ State = TypeVar("State")
 
 
 class Inputs(NamedTuple):
-    """Operands of `planned_experts`, which says what they are."""
+    """Operands of `planned_experts`.
+
+    Attributes:
+      x: [T, H] this rank's tokens; rows and activations travel in this dtype.
+      weight: f32 [T, K] router weights.
+      params: [Em, D] packed parameters of this rank's mains; gradients come back in this dtype, summed in f32.
+      expert_idx: int32 [T, K]; entries below 0 are padding.
+      omega: int32 [R, E] demand of all ranks.
+      slot_expert: int32 [R, N] of the plan.
+      quota: int32 [R, R, J] of the plan.
+    """
 
     x: jax.Array
     weight: jax.Array
