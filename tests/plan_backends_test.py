@@ -1,13 +1,16 @@
-"""Every planner's C++ equals its NumPy reference bit for bit, and both obey the laws, on random demand.
+"""Every planner's C++ gives one plan on one thread and on several, which is its NumPy reference's, and obeys the laws.
 
-The 10,000 matrices are grouped by problem, since sizes and rates are compiled in. A fixed sample, one matrix of most
-problems, runs by default; `-m full` runs all and writes results/full/plan_backends.json.
+On random demand. The matrices are grouped by problem, since sizes and rates are compiled in. By default 1 % of the
+10,000 matrices are planned, all of them in NumPy too; `-m full` plans all, 1,001 with R <= 32 and 100 above in NumPy
+too, and writes results/full/plan_backends.json with a hash of all plans.
 """
 
-import functools
+import dataclasses
+import hashlib
 import json
 import time
 from collections import Counter
+from collections.abc import Sequence
 from pathlib import Path
 
 import jax
@@ -15,11 +18,10 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from tests.cases import CASES, Case, named
+from tests.cases import CASES, Case
 from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
 from topoep_jax.plan import CostModel, Plan, Status, laws, reference
-from topoep_jax.plan.api import solve
 from topoep_jax.plan.cost import OBJECTIVES
 from topoep_jax.plan.problem import Problem
 from topoep_jax.topology import Topology
@@ -27,10 +29,14 @@ from topoep_jax.topology import Topology
 KINDS = (*GOOD_KINDS, *GOOD_KINDS, *BAD_KINDS)
 FAMILIES = {"R<=8": (98, 100), "R=32": (6, 30), "R=128": (4, 5)}
 """(problems, matrices of each): 10,000 in all."""
-SAMPLED = {"R<=8": 98, "R=32": 6, "R=128": 1}
-"""Problems of the default tier: the reference of planner `topoep` takes its time on many ranks."""
-AT_DEFAULT_EFFORT = {"R<=8": range(0, 98, 33), "R=32": range(5, 6), "R=128": range(3, 4)}
+WIDER = {"R=64": (12, 7)}
+"""More of them, for NumPy on many ranks."""
+SAMPLED = {"R<=8": range(0, 98, 7), "R=32": range(2), "R=128": range(1)}
+"""Problems of the default tier."""
+SAMPLED_MATRICES = {"R<=8": 7, "R=32": 3, "R=128": 1}
+AT_DEFAULT_EFFORT = {"R<=8": range(0, 98, 33), "R=32": range(5, 6), "R=128": range(3, 4), "R=64": ()}
 """Problems where planners that search do so at default effort; elsewhere fast."""
+PLANNERS = ("none", "topoep_paper", "topoep")
 RESULTS = Path(__file__).parent.parent / "results" / "full" / "plan_backends.json"
 
 
@@ -47,8 +53,9 @@ def random_topology(rng: np.random.Generator, num_ranks: int) -> Topology:
 
 def random_problem(family: str, index: int) -> tuple[Case, Problem]:
     """Sizes from the family's range; pulls that pay for some experts and not for others."""
-    rng = np.random.default_rng([list(FAMILIES).index(family), index])
-    num_ranks, mains = {"R<=8": (1 + index % 8, int(rng.integers(1, 5))), "R=32": (32, 4), "R=128": (128, 5)}[family]
+    rng = np.random.default_rng([list(FAMILIES | WIDER).index(family), index])
+    sizes = {"R<=8": (1 + index % 8, int(rng.integers(1, 5))), "R=32": (32, 4), "R=128": (128, 5), "R=64": (64, 3)}
+    num_ranks, mains = sizes[family]
     topology = random_topology(rng, num_ranks) if num_ranks < 128 else Topology.uniform(16, 8)
     num_experts = num_ranks * mains
     num_slots = int(rng.integers(0, min(4, num_experts - mains) + 1)) if num_ranks < 128 else 2
@@ -70,70 +77,142 @@ def random_problem(family: str, index: int) -> tuple[Case, Problem]:
     return Case(family, topology, num_experts, 1, 1, 1, num_slots, rows), problem
 
 
-def solve_native(problem: Problem, planner: str):
-    return jax.jit(functools.partial(solve, problem=problem, planner=planner, implementation="cpu"))
+def with_options(problem: Problem, index: int) -> Problem:
+    """The problem with the options of the cost by turns."""
+    rng = np.random.default_rng(index)
+    num_ranks = problem.topology.num_ranks
+    options = [
+        {"pulls": "relayed"},
+        {"pulls": "striped"},
+        {"pulls": "best"},
+        {"instance_ps": int(rng.integers(1, 3000))},
+        {"tile_rows": int(rng.integers(1, 17))},
+        {"rank_speed": tuple(rng.integers(500, 1500, num_ranks).tolist())},
+        {
+            "pulls": "striped",
+            "instance_ps": 500,
+            "tile_rows": 8,
+            "rank_speed": tuple(rng.integers(500, 1500, num_ranks).tolist()),
+        },
+    ]
+    return dataclasses.replace(problem, cost=dataclasses.replace(problem.cost, **options[index % 7]))
 
 
-def solve_with_threads(problem: Problem, omega: np.ndarray, planner: str, num_threads: int) -> Plan:
-    """The same bodies on a team of host threads."""
-    return _native.plan(jnp.asarray(omega), problem, planner, num_threads=num_threads)
+def solve(omega: np.ndarray, problem: Problem, planner: str, num_threads: int = 1) -> Plan:
+    """In C++, on a team of host threads."""
+    return Plan(*map(np.asarray, _native.plan(jnp.asarray(omega), problem, planner, num_threads=num_threads)))
 
 
-def compare(family: str, index: int, matrices: range) -> Counter:
-    """Checks the given matrices of one problem; counts what was seen."""
-    case, problem = random_problem(family, index)
-    native = {planner: solve_native(problem, planner) for planner in _native.PLANNER_IDS}
-    seen = Counter()
-    for matrix in matrices:
-        kind = KINDS[(index + matrix) % len(KINDS)]
-        omega = small_demand(case, kind, seed=1000 * index + matrix)
-        status = {}
-        for planner, run in native.items():
-            expected = reference.solve(omega, problem, planner)
-            status[planner] = Status(int(expected.status))
-            laws.check_plan(run(omega), omega, problem, planner, again=expected)
-            if (index + matrix) % 5 == 0:
-                threads = 2 + (index + matrix) // 5 % 7
-                laws.determinism(solve_with_threads(problem, omega, planner, threads), expected)
-        seen[kind] += 1
-        seen["with replicas"] += Status.EMPTY not in status["topoep"]
-        seen["over the cap"] += not status["topoep"] & (Status.CAP_MET | Status.BAD_INPUT)
-        seen["dearer than no replicas"] += Status.OVER_EMPTY_COST in status["topoep_paper"]
-    return seen
+class Comparison:
+    """Counts what was seen, and hashes all plans that were compared."""
+
+    def __init__(self) -> None:
+        self.seen = Counter()
+        self.hash = hashlib.sha256()
+
+    def ask(self, case: Case, problem: Problem, index: int, matrices: Sequence[int], in_numpy: Sequence[int]) -> None:
+        """Plans some matrices of a problem on one thread and on several; and some of these in NumPy."""
+        kinds = {matrix: KINDS[(index + matrix) % len(KINDS)] for matrix in matrices}
+        omegas = {matrix: small_demand(case, kind, seed=1000 * index + matrix) for matrix, kind in kinds.items()}
+        self.seen.update(kinds.values())
+        self.seen["in NumPy"] += len(in_numpy)
+        for planner in PLANNERS:
+            for matrix, omega in omegas.items():
+                plan = solve(omega, problem, planner)
+                again = solve(omega, problem, planner, num_threads=2 + index % 7)
+                laws.check_plan(plan, omega, problem, planner, again=again)
+                if matrix in in_numpy:
+                    laws.determinism(plan, reference.solve(omega, problem, planner))
+                for field in plan:
+                    self.hash.update(field.tobytes())
+                status = Status(int(plan.status))
+                if planner == "topoep":
+                    self.seen["with replicas"] += Status.EMPTY not in status
+                    self.seen["over the cap"] += not status & (Status.CAP_MET | Status.BAD_INPUT)
+                elif planner == "topoep_paper":
+                    self.seen["dearer than no replicas"] += Status.OVER_EMPTY_COST in status
 
 
 @pytest.mark.parametrize("family", FAMILIES)
 def test_sample_of_random_demand(family):
-    """One matrix of each problem, another kind each time: 105 of the 10,000."""
-    seen = sum((compare(family, index, range(index % 7, index % 7 + 1)) for index in range(SAMPLED[family])), Counter())
+    """A few matrices of some problems, in NumPy too: 105 of the 10,000, every number of ranks and kind of demand."""
+    comparison = Comparison()
+    for index in SAMPLED[family]:
+        first = index % 24 if family == "R<=8" else 0
+        matrices = range(first, first + SAMPLED_MATRICES[family])
+        comparison.ask(*random_problem(family, index), index, matrices, in_numpy=matrices)
     if family == "R<=8":
-        assert set(KINDS) <= set(seen)
-        assert min(seen["with replicas"], seen["over the cap"], seen["dearer than no replicas"]) >= 10
+        assert set(KINDS) <= set(comparison.seen)
+        for what in ("with replicas", "over the cap", "dearer than no replicas"):
+            assert comparison.seen[what] >= 10
 
 
-@pytest.mark.parametrize("name", [case.name for case in CASES])
-def test_one_to_eight_threads_give_the_plan_of_numpy(name):
-    case = named(name)
+def test_sample_at_default_effort_where_slots_are_refined():
+    case, problem = random_problem("R<=8", 33)
+    assert problem.effort == "default"
+    Comparison().ask(case, problem, 33, range(6), in_numpy=range(6))
+
+
+@pytest.mark.parametrize("index", range(14, 21))
+def test_sample_of_the_options_of_the_cost(index):
+    case, problem = random_problem("R<=8", index)
+    Comparison().ask(case, with_options(problem, index), index, range(8), in_numpy=range(2))
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_one_to_eight_threads_give_the_same_plan(case):
+    """Over the cases: each asks one thread and two other numbers, since each number is a program of its own."""
     problem = case.problem(effort="fast", cap_rows=case.tokens * case.top_k * 21 // 20)
     omega = small_demand(case, "skewed")
-    for planner in _native.PLANNER_IDS:
-        expected = reference.solve(omega, problem, planner)
-        for threads in range(1, 9):
-            laws.determinism(solve_with_threads(problem, omega, planner, threads), expected)
+    at = CASES.index(case)
+    for planner in PLANNERS:
+        expected = solve(omega, problem, planner)
+        for threads in (2 + at % 7, 2 + (at + 3) % 7):
+            laws.determinism(solve(omega, problem, planner, threads), expected)
+
+
+def in_numpy(family: str, index: int, matrices: int) -> range:
+    """The matrices of a problem that the full tier also plans in NumPy: 1,001 with R <= 32, and 100 above."""
+    if family in ("R=32", "R=128") and index in AT_DEFAULT_EFFORT[family]:
+        return range(1)
+    step = {"R<=8": 10, "R=32": 8}.get(family, 1)
+    return range(index % step, matrices, step)
 
 
 @pytest.mark.full
 def test_ten_thousand_random_matrices():
-    started, report = time.time(), {}
-    for family, (problems, matrices) in FAMILIES.items():
-        seen = sum((compare(family, index, range(matrices)) for index in range(problems)), Counter())
-        report[family] = {"problems": problems, "matrices": problems * matrices, "seen": dict(sorted(seen.items()))}
-    total = sum(entry["matrices"] for entry in report.values())
-    assert total == 10_000
+    started, report, total = time.time(), {}, hashlib.sha256()
+    for family, (problems, matrices) in (FAMILIES | WIDER).items():
+        comparison = Comparison()
+        for index in range(problems):
+            question = random_problem(family, index)
+            comparison.ask(*question, index, range(matrices), in_numpy(family, index, matrices))
+        report[family] = {
+            "problems": problems,
+            "matrices": problems * matrices,
+            "seen": dict(sorted(comparison.seen.items())),
+            "sha256": comparison.hash.hexdigest(),
+        }
+        if family in FAMILIES:
+            total.update(comparison.hash.digest())
+    options = Comparison()
+    for index in range(98):
+        case, problem = random_problem("R<=8", index)
+        options.ask(case, with_options(problem, index), index, range(10), in_numpy=range(2))
+    asked = [report[family] for family in FAMILIES]
+    assert sum(entry["matrices"] for entry in asked) == 10_000
+    assert sum(report[family]["seen"]["in NumPy"] for family in ("R<=8", "R=32")) >= 1000
+    assert sum(report[family]["seen"]["in NumPy"] for family in ("R=64", "R=128")) >= 100
     report |= {
-        "matrices": total,
-        "planners": sorted(_native.PLANNER_IDS),
-        "bit_identical": True,
+        "with options of the cost": {
+            "matrices": 980,
+            "seen": dict(sorted(options.seen.items())),
+            "sha256": options.hash.hexdigest(),
+        },
+        "matrices": 10_000,
+        "sha256 of the plans": total.hexdigest(),
+        "planners": sorted(PLANNERS),
+        "threads_and_numpy_bit_identical": True,
         "laws_hold": True,
         "seconds": round(time.time() - started),
         "jax": jax.__version__,

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "tests/native/host_fabric.h"
+#include "xla_ffi/transfer/host_fabric.h"
 
 namespace topoep {
 

@@ -1,8 +1,8 @@
-"""Predicted time of one MoE layer on one microbatch, from a plan: integers in, picoseconds out.
+"""Predicted time of a plan: integers in, picoseconds out; xla_ffi/plan/cost.h is the same in C++.
 
-Rates are femtoseconds per byte, times are picoseconds, everything is a 64-bit integer, and each term is rounded once:
-`ps = floor(total_bytes * fs_per_byte / 1000)`. Planners, laws, reports and native code all use this arithmetic, so that
-a plan has one cost, bit for bit, everywhere.
+It is the time of one MoE layer on one microbatch. Rates are femtoseconds per byte, times are picoseconds, everything is
+a 64-bit integer, and each term is rounded once: `ps = floor(total_bytes * fs_per_byte / 1000)`. Planners, laws, reports
+and native code all use this arithmetic, so that a plan has one cost, bit for bit, everywhere.
 """
 
 from typing import Any

@@ -1,4 +1,4 @@
-"""Time of what ranks send each other, for each class of link: inside a domain and across domains."""
+"""Bytes between ranks by class of link, and their time; xla_ffi/plan/links.h is the same in C++."""
 
 from collections.abc import Callable
 from typing import TypeVar

@@ -1,4 +1,4 @@
-"""Pull schedule: the copies that bring the parameters of every replica from its main's rank, and what they cost.
+"""The copies that bring parameters to replicas, and what they cost; xla_ffi/plan/pulls.h is the same in C++.
 
 A hot owner's NIC is the bottleneck of pulls: several domains want the same few experts. Modes:
 
@@ -139,10 +139,10 @@ def _relayed(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -
 
 
 def _relay(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
-    for owner, expert, near, far in _replicated(slot_expert, mains_per_rank, topology):
-        for rank in near:
+    for owner, expert, intra, inter in _replicated(slot_expert, mains_per_rank, topology):
+        for rank in intra:
             yield 0, rank, expert, 0, 1, owner
-        for first, *others in far:
+        for first, *others in inter:
             yield 0, first, expert, 0, 1, owner
             for rank in others:
                 yield 1, rank, expert, 0, 1, first
@@ -153,15 +153,15 @@ def _striped(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -
 
 
 def _stripe(slot_expert: np.ndarray, mains_per_rank: int, topology: Topology) -> Iterator[Row]:
-    for owner, expert, near, far in _replicated(slot_expert, mains_per_rank, topology):
+    for owner, expert, intra, inter in _replicated(slot_expert, mains_per_rank, topology):
         senders = topology.ranks_of_domain(topology.domain_of_rank[owner])
         for index, sender in enumerate(senders):
             if sender != owner:
                 yield 0, sender, expert, index, len(senders), owner
-            for rank in [*near, *(first for first, *_ in far)]:
+            for rank in [*intra, *(first for first, *_ in inter)]:
                 if rank != sender:
                     yield int(sender != owner), rank, expert, index, len(senders), sender
-        for first, *others in far:
+        for first, *others in inter:
             for rank in others:
                 yield 2, rank, expert, 0, 1, first
 
@@ -173,14 +173,14 @@ def _replicated(
     domain = topology.domain_of_rank
     for expert in np.unique(slot_expert[slot_expert >= 0]).tolist():
         owner = expert // mains_per_rank
-        near: list[int] = []
-        far: dict[int, list[int]] = {}
+        intra: list[int] = []
+        inter: dict[int, list[int]] = {}
         for rank in np.nonzero(slot_expert == expert)[0].tolist():
             if domain[rank] == domain[owner]:
-                near.append(rank)
+                intra.append(rank)
             else:
-                far.setdefault(domain[rank], []).append(rank)
-        yield owner, expert, near, list(far.values())
+                inter.setdefault(domain[rank], []).append(rank)
+        yield owner, expert, intra, list(inter.values())
 
 
 def _in_order(rows: Iterator[Row]) -> Copies:

@@ -11,6 +11,7 @@ NO_SPREAD = -1
 """`Candidate.spread` of a candidate whose copies stay where the domains put them."""
 BY_INTERVALS = -1
 """`Candidate.price` of a candidate that spreads in one step, by interval overlap."""
+PERMILLE = 1000
 SIXTEENTHS = 16
 """Shares of slots and of inbound rows are multiples of one sixteenth."""
 QUARTERS = 4

@@ -5,6 +5,7 @@ import dataclasses
 from topoep_jax.plan.hardware import NOMINAL_SPEED
 from topoep_jax.plan.links import link_ps
 from topoep_jax.plan.topoep.context import NOWHERE, Context
+from topoep_jax.plan.topoep.effort import PERMILLE
 from topoep_jax.plan.topoep.select import Selection
 
 VARIANTS = 4
@@ -61,7 +62,7 @@ class FillCase:
         speed = int(context.speed[self.ranks].sum())
         own_fair = -(-int(selection.domain_rows[domain]) * NOMINAL_SPEED // speed)
         permille = LOW_PERMILLE if variant < VARIANTS // 2 else HIGH_PERMILLE
-        self.level = max(own_fair, context.fair) * permille // 1000
+        self.level = max(own_fair, context.fair) * permille // PERMILLE
         even = max(-(-len(served) // size), 1)
         self.remote_limit = min(even, context.slots) if variant % 2 else context.slots
         self.slot_expert = [[NOWHERE] * context.slots for _ in self.ranks]

@@ -2,10 +2,9 @@
 
 import numpy as np
 
-from topoep_jax.plan.hardware import NOMINAL_SPEED
 from topoep_jax.plan.links import link_ps
 from topoep_jax.plan.topoep.context import NOWHERE, Context
-from topoep_jax.plan.topoep.effort import QUARTERS, Candidate
+from topoep_jax.plan.topoep.effort import PERMILLE, QUARTERS, Candidate
 from topoep_jax.plan.topoep.state import State, Taker
 
 _LEAST = np.iinfo(np.int64).min
@@ -20,7 +19,7 @@ def greedy(context: Context, candidate: Candidate, state: State) -> None:
     is new; of equals the lower expert, then the lower rank. A rank without a move gives nothing more.
     """
     everyone = range(context.ranks)
-    level = context.fair * (NOMINAL_SPEED + candidate.spread) // NOMINAL_SPEED
+    level = context.fair * (PERMILLE + candidate.spread) // PERMILLE
     target = np.array([context.share(rank, level) for rank in everyone])
     left = context.total.copy()  # rows at the mains
     moved = np.zeros((context.experts, context.ranks), np.int64)  # rows elsewhere

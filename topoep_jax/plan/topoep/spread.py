@@ -5,8 +5,8 @@ from typing import NamedTuple
 
 import numpy as np
 
-from topoep_jax.plan.hardware import NOMINAL_SPEED
 from topoep_jax.plan.topoep.context import Context
+from topoep_jax.plan.topoep.effort import PERMILLE
 from topoep_jax.plan.topoep.state import State, Taker
 
 
@@ -22,7 +22,7 @@ class _Item(NamedTuple):
 
 def spread(context: Context, permille: int, state: State) -> None:
     """Ranks above the level, `permille` above the fair load, spill over: anywhere, in their domain, then anywhere."""
-    level = context.fair * (NOMINAL_SPEED + permille) // NOMINAL_SPEED
+    level = context.fair * (PERMILLE + permille) // PERMILLE
     everyone = (np.arange(context.ranks),)
     for scopes in (everyone, context.members, everyone):
         for ranks in scopes:

@@ -14,7 +14,11 @@ namespace topoep {
 // A variant is a level up to which ranks fill (permille of the domain's fair one) and a bound on remote experts of a
 // rank.
 inline constexpr int32_t kVariants = 4;
-TOPOEP_BODY inline int64_t VariantPermille(int32_t variant) { return variant < 2 ? 1010 : 1200; }
+inline constexpr int64_t kLowPermille = 1010;
+inline constexpr int64_t kHighPermille = 1200;
+TOPOEP_BODY inline int64_t VariantPermille(int32_t variant) {
+  return variant < kVariants / 2 ? kLowPermille : kHighPermille;
+}
 
 // Working memory: everything for each (domain, variant), a "case"; ranks are positions in their domain.
 struct FillMemory {

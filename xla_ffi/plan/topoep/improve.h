@@ -14,6 +14,9 @@
 
 namespace topoep {
 
+// Of the mean rank's traffic between domains, which a thrifty phase adds to the objective.
+inline constexpr int64_t kThriftyQuarters = 3;
+
 struct Request {
   int64_t want;
   int32_t from;  // instance r * J + j
@@ -122,7 +125,7 @@ class Improver {
     int64_t ps = RowsPs(measure);
     if (target == Target::kThrifty) {
       const int64_t mean_bytes = 2 * problem_.cost.token_bytes * (measure.TotalInter() / context_.ranks);
-      ps += 3 * LinkPs(mean_bytes, problem_.cost.inter_fs_per_byte) / 4;
+      ps += kThriftyQuarters * LinkPs(mean_bytes, problem_.cost.inter_fs_per_byte) / kQuarters;
     }
     return ps;
   }

@@ -1,4 +1,4 @@
-#include "tests/native/depth.h"
+#include "xla_ffi/plan/topoep/depth.h"
 
 #include <algorithm>
 #include <cstdint>

@@ -1,4 +1,4 @@
-#include "tests/native/host_transfer.h"
+#include "xla_ffi/transfer/host.h"
 
 #include <memory>
 #include <thread>
