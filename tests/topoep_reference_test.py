@@ -30,6 +30,7 @@ from topoep_jax.plan.topoep.candidate import build
 from topoep_jax.plan.topoep.context import NOWHERE, prepare
 from topoep_jax.plan.topoep.effort import EMPTY, NO_SPREAD, UNLIMITED, served_experts
 from topoep_jax.plan.topoep.fill import fill
+from topoep_jax.plan.topoep.fill_case import VARIANTS, FillCase
 from topoep_jax.plan.topoep.improve import Improver, Target
 from topoep_jax.plan.topoep.search import Entry, choose
 from topoep_jax.plan.topoep.select import select
@@ -137,6 +138,22 @@ def test_fill_serves_what_was_selected_and_moves_every_row_once(case):
             served = context.demand * selection.served
             served[context.home, np.arange(case.num_experts)] += selection.home_rows
             assert (executed == served).all(), kind
+
+
+@SMALL
+def test_a_filled_domain_counts_what_it_holds(case):
+    """Loads and remote experts are counted as rows move, and decide on what follows."""
+    for kind, omega in demand(case):
+        context = prepare(omega, case.problem())
+        for candidate in [candidate for candidate in batch(case) if candidate.sixteenths][::6]:
+            selection = select(context, candidate)
+            for domain, variant in itertools.product(range(context.num_domains), range(VARIANTS)):
+                filled = FillCase(context, selection, domain, variant)
+                filled.fill(moves=8)
+                rows = zip(filled.main_rows, filled.slot_rows, strict=True)
+                assert filled.load == [sum(mains) + sum(slots) for mains, slots in rows], kind
+                remote = [[e != NOWHERE and context.home[e] != domain for e in held] for held in filled.slot_expert]
+                assert filled.remote == list(map(sum, remote)), kind
 
 
 @SMALL

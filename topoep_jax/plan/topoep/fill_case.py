@@ -163,14 +163,14 @@ class FillCase:
         """
         busy = max(range(len(self.ranks)), key=self._level_of)
         speed, instances = self.context.speed[self.ranks].tolist(), self._instances(busy)
-        best = (0, False)
+        best, move = (0, True), None
         for g in range(len(self.ranks)):
             half = (self.load[busy] * speed[g] - self.load[g] * speed[busy]) // (speed[busy] + speed[g])
             for instance, (expert, rows) in enumerate(instances):
                 held = self._holds(g, expert)
                 if (min(half, rows), held) > best and (held or self._may_add(g, expert)):
                     best, move = (min(half, rows), held), (g, instance, expert)
-        if best == (0, False):
+        if move is None:
             return False
         target, instance, expert = move
         self._remove(busy, instance, best[0])

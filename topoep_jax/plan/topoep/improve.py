@@ -105,15 +105,18 @@ class _Round:
     - INBOUND: of rows from other domains, above inter_cut = floor((mean + most) / 2);
     - HOME: of these too, but above none, and it moves only rows that the other rank's domain sends.
 
+    `most` is what the busiest rank receives from or sends to other domains, `level` the highest level of a load.
+
     Attributes:
       over: [R], rows that a rank should give away.
-      slack: [R], rows that a rank may take over without becoming the slowest.
-      inter_room: [R], rows that a rank may receive from other domains on top of those that it does.
-      outer_room: int64 [R], rows that a source may send to other domains on top of those that it does.
+      slack: [R], rows that a rank may take over: up to its share of load_cut in a round of LOAD, else of the level.
+      inter_room: [R], rows that a rank may receive from other domains on top of those that it does: up to inter_cut in
+        a round of INBOUND, else up to the most.
+      outer_room: int64 [R], rows that a source may send to other domains on top of those that it does: up to the most.
     """
 
     def __init__(self, context: Context, state: State, kind: Kind, *, bound: bool) -> None:
-        """Measures the plan; unless `bound`, traffic may rise."""
+        """Measures the plan; unless `bound`, there is room for any traffic."""
         self.context, self.state, self.kind = context, state, kind
         self.now = now = Measure.of(context, state)
         load_cut = context.fair + (now.level - context.fair) // 2 if bound else context.fair
@@ -134,7 +137,11 @@ class _Round:
         self.outer_room = np.maximum(now.inter - now.inter_out, 0) if bound else np.full(context.ranks, MAX_ROWS)
 
     def run(self) -> None:
-        """Finds the requests, grants some of them, and moves their rows."""
+        """Finds the requests, grants some of them, and moves their rows, all measured before any of them moves.
+
+        An instance grants its largest request, the lower rank's of equals. A rank gives no more than what it has over:
+        its lower instances come first, and each counts with what was asked.
+        """
         granted: dict[tuple[int, int], Request] = {}
         for request in self._requests():
             at = (request.giver, request.instance)
@@ -194,7 +201,8 @@ class _Round:
         """int64 [R], rows of each source that a granted request moves, at most `amount`.
 
         Best sources first, lower ranks first among equals: the taker itself, then sources of its domain where that is
-        not the giver's, of the domain of both, of a third domain, and of the giver's domain.
+        not the giver's, of the domain of both, of a third domain, and of the giver's domain. These last would send more
+        to other domains: in a round of LOAD each as much as it has outer room, in the others nothing.
         """
         sources, domain_of = np.arange(self.context.ranks), self.context.domain_of
         stays = domain_of == domain_of[request.to]  # executed in the source's domain if moved
