@@ -22,7 +22,7 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 QUICK := $(patsubst %,tests/%_test.py,structure topology layer_config routing \
   plan_laws plan_cost plan_evaluate plan_pulls plan_vectors) -k "not small_cases"
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
-NATIVE_SRCS := $(shell find xla_ffi -type f)
+NATIVE_SRCS := $(shell find xla_ffi tests/native -type f -not -name "*.py*")
 CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
 
 .PHONY: setup train experiments experiments-full quick test test-full test-cuda parity lint bench kernel-table mutants
@@ -135,5 +135,6 @@ $(PARITY_VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 $(VENV)/.native: $(VENV)/.requirements $(NATIVE_SRCS)
 	@echo "== native extension"
 	@$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(VENV)/build \
-	  --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON --editable .
+	  --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON \
+	  --config-settings=cmake.define.TOPOEP_TEST_EXTENSION=ON --editable .
 	@touch $@

@@ -1,4 +1,7 @@
-"""Tries an installed wheel: the native planner on a tiny demand, then one MoE layer on four emulated devices."""
+"""Tries an installed wheel: what it holds, the native planner on a tiny demand, a layer on four emulated devices."""
+
+import importlib.util
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -10,6 +13,15 @@ from topoep_jax import MoE, Topology
 from topoep_jax.plan.api import solve_plan
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import CostModel
+
+
+def package() -> None:
+    """One extension, without what only tests load; sources of the CUDA library, without those that count or emulate."""
+    folder = Path(topoep_jax.__file__).parent
+    assert [path.name.split(".")[0] for path in folder.rglob("*.so")] == ["_xla_ffi"]
+    assert importlib.util.find_spec("_topoep_tests") is None
+    sources = [path for path in (folder / "xla_ffi").rglob("*") if path.is_file()]
+    assert sources and not [path for path in sources if '#include "tests/' in path.read_text()]
 
 
 def solve() -> None:
@@ -45,6 +57,7 @@ def layer() -> None:
 if __name__ == "__main__":
     jax.config.update("jax_platforms", "cpu")
     jax.config.update("jax_num_cpu_devices", 4)
+    package()
     solve()
     layer()
     print(f"smoke test passed: {topoep_jax.__file__}, jax {jax.__version__}")

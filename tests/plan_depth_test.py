@@ -2,12 +2,12 @@
 
 import dataclasses
 
+import _topoep_tests
 import numpy as np
 import pytest
 
 from tests.cases import Case, named
 from tests.generator import small_demand
-from topoep_jax import _xla_ffi
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.topoep import EFFORTS, candidates, dependent_steps, dependent_steps_of_paper
 
@@ -19,7 +19,7 @@ SKEWS = (0.5, 1, 2, 4)
 def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int, int, int]:
     """Steps on the path of a device, and the most items that a thread gets between two; both for the paper's plan."""
     effort, cost = EFFORTS[problem.effort], problem.cost
-    return _xla_ffi.topoep_depth(
+    return _topoep_tests.topoep_depth(
         omega.ravel().tolist(),
         list(problem.topology.domain_of_rank),
         problem.num_slots,

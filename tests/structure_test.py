@@ -147,16 +147,26 @@ def test_every_native_source_is_listed_once() -> None:
     lists = source_lists()
     listed = [path for name, paths in lists.items() if not name.startswith("CC_") for path in paths]
     suffixes = {".cc", ".cu", ".h", ".cuh"}
-    present = [name_of(path) for path in (ROOT / "xla_ffi").rglob("*") if path.suffix in suffixes]
+    folders = (ROOT / "xla_ffi", ROOT / "tests" / "native")
+    present = [name_of(path) for folder in folders for path in folder.rglob("*") if path.suffix in suffixes]
     assert sorted(listed) == sorted(present)
     tests = [path.stem for path in (ROOT / "tests" / "cc").glob("*.cc")]
     assert sorted(lists["CC_TESTS"] + lists["CC_CUDA_TESTS"] + lists["CC_MUTANTS"]) == sorted(tests)
 
 
-def test_the_extension_registers_what_python_expects() -> None:
-    from topoep_jax import _native, _xla_ffi
+def test_the_extension_holds_the_planner_and_nothing_for_tests() -> None:
+    from topoep_jax import _xla_ffi
 
-    assert set(_xla_ffi.registrations()) == set(_native.TARGETS)
+    assert set(_xla_ffi.registrations()) == {"topoep_plan"}
+    names = {name for name in vars(_xla_ffi) if not name.startswith("__")}
+    assert names == {"registrations", "plan_workspace", "group_sizes"}
+
+
+def test_the_product_includes_nothing_of_the_tests() -> None:
+    paths = [
+        ROOT / path for name, paths in source_lists().items() if not name.startswith(("CC_", "TEST_")) for path in paths
+    ]
+    assert not [name_of(path) for path in paths if '#include "tests/' in path.read_text()]
 
 
 def test_the_environment_is_read_in_few_places() -> None:

@@ -6,11 +6,11 @@ import jax
 import numpy as np
 import pytest
 
+from tests.native.host_transfer import host_pull, host_push
 from tests.transfer_test import on_mesh, placements
 from topoep_jax import Topology, solve_plan
 from topoep_jax.plan.problem import PULLS, CostModel
 from topoep_jax.transfer import pull, push
-from topoep_jax.transfer.host import host_pull, host_push
 
 CASES = [  # topology, experts, slots, elements of an expert
     (Topology((0, 0)), 8, 1, 24),

@@ -21,9 +21,6 @@ except ImportError as error:
         " else install the package again"
     ) from error
 
-TARGETS = {"topoep_plan": "cpu", "topoep_host_pull": "cpu", "topoep_host_push": "cpu"}
-"""Platform of each FFI target of the extension."""
-
 window_sizes = _xla_ffi.group_sizes
 """Bytes of every window and workspace of a group that serves one layer."""
 
@@ -39,7 +36,7 @@ _EFFORT_ATTRIBUTES = (
 """What the planner reads of an effort besides the candidates that its other fields make."""
 
 for _name, _handler in _xla_ffi.registrations().items():
-    jax.ffi.register_ffi_target(_name, _handler, platform=TARGETS[_name])
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
 
 
 # A program also where it is called eagerly: the working memory stays inside it, which vmap would stack else.

@@ -7,7 +7,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
-#include "xla_ffi/team/counting_team.h"
+#include "tests/native/counting_team.h"
 #include "xla_ffi/team/thread_team.h"
 
 namespace topoep {

@@ -14,7 +14,7 @@
 #include <utility>
 #include <vector>
 
-#include "xla_ffi/transfer/host_fabric.h"
+#include "tests/native/host_fabric.h"
 
 namespace topoep {
 

@@ -11,7 +11,7 @@
 #include "gtest/gtest.h"
 #include "tests/cc/made_schedules.h"
 #include "tests/cc/transfer_workload.h"
-#include "xla_ffi/team/counting_team.h"
+#include "tests/native/counting_team.h"
 
 namespace topoep {
 namespace {

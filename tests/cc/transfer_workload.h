@@ -17,10 +17,10 @@
 #include <vector>
 
 #include "tests/cc/test_fabric.h"
+#include "tests/native/host_fabric.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/thread_team.h"
-#include "xla_ffi/transfer/host_fabric.h"
 #include "xla_ffi/transfer/pull.h"
 #include "xla_ffi/transfer/push.h"
 

@@ -22,7 +22,6 @@ PLAN_HDRS = [
     "xla_ffi/plan/topoep/apportion.h",
     "xla_ffi/plan/topoep/candidate.h",
     "xla_ffi/plan/topoep/context.h",
-    "xla_ffi/plan/topoep/depth.h",
     "xla_ffi/plan/topoep/effort.h",
     "xla_ffi/plan/topoep/fill.h",
     "xla_ffi/plan/topoep/fill_case.h",
@@ -36,7 +35,6 @@ PLAN_HDRS = [
     "xla_ffi/plan/topoep/spread.h",
     "xla_ffi/plan/topoep/state.h",
     "xla_ffi/team/block_team.cuh",
-    "xla_ffi/team/counting_team.h",
     "xla_ffi/team/team.h",
     "xla_ffi/team/thread_team.h",
 ]
@@ -44,24 +42,17 @@ PLAN_HDRS = [
 PLAN_SRCS = [
     "xla_ffi/plan/cost.cc",
     "xla_ffi/plan/solver.cc",
-    "xla_ffi/plan/topoep/depth.cc",
 ]
 
-# Bodies of the transfer kernels, and what runs them on host threads.
+# Bodies of the transfer kernels.
 TRANSFER_HDRS = [
     "xla_ffi/transfer/fabric.h",
-    "xla_ffi/transfer/host.h",
-    "xla_ffi/transfer/host_fabric.h",
     "xla_ffi/transfer/placement.h",
     "xla_ffi/transfer/pull.h",
     "xla_ffi/transfer/pull_schedule.h",
     "xla_ffi/transfer/push.h",
     "xla_ffi/transfer/push_schedule.h",
     "xla_ffi/transfer/windows.h",
-]
-
-TRANSFER_SRCS = [
-    "xla_ffi/transfer/host.cc",
 ]
 
 # Of the extension and of the CUDA library.
@@ -77,7 +68,6 @@ SHARED_SRCS = [
 MODULE_SRCS = [
     "xla_ffi/module.cc",
     "xla_ffi/plan/ffi.cc",
-    "xla_ffi/transfer/ffi.cc",
 ]
 
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
@@ -99,6 +89,21 @@ CUDA_SRCS = [
     "xla_ffi/transport/c_api.cc",
     "xla_ffi/transport/group.cc",
     "xla_ffi/transport/nccl_api.cc",
+]
+
+# The extension that only tests load, and what it shares with the programs of tests/cc.
+TEST_HDRS = [
+    "tests/native/counting_team.h",
+    "tests/native/depth.h",
+    "tests/native/host_fabric.h",
+    "tests/native/host_transfer.h",
+]
+
+TEST_SRCS = [
+    "tests/native/depth.cc",
+    "tests/native/host_transfer.cc",
+    "tests/native/host_transfer_ffi.cc",
+    "tests/native/module.cc",
 ]
 
 # Programs that leave out a barrier or weaken an order: tools/mutants.py runs them.

@@ -1,8 +1,8 @@
 // A Fabric of host threads: windows on the heap, words that are atomics. For tests under ThreadSanitizer and for the
 // host twins of the transfer kernels. As on the device, what was started need not have happened before Flush().
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_HOST_FABRIC_H_
-#define TOPOEP_XLA_FFI_TRANSFER_HOST_FABRIC_H_
+#ifndef TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_
+#define TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_
 
 #include <atomic>
 #include <chrono>
@@ -216,4 +216,4 @@ inline std::string Describe(int32_t rank, const Failure& failure, std::chrono::n
 
 }  // namespace topoep
 
-#endif  // TOPOEP_XLA_FFI_TRANSFER_HOST_FABRIC_H_
+#endif  // TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_

@@ -1,8 +1,6 @@
 // XLA's view of the host twins: checks shapes and attributes, then calls HostPull() and HostPush(). The parameters of a
 // transfer are bytes of any type.
 
-#include "xla/ffi/api/ffi.h"
-
 #include <algorithm>
 #include <chrono>
 #include <cstdint>
@@ -10,7 +8,8 @@
 #include <initializer_list>
 #include <string>
 
-#include "xla_ffi/transfer/host.h"
+#include "tests/native/host_transfer.h"
+#include "xla/ffi/api/ffi.h"
 #include "xla_ffi/transfer/windows.h"
 
 namespace topoep {

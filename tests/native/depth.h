@@ -1,12 +1,12 @@
 // How deep a plan is: what a device waits for, counted while it runs on the host.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_DEPTH_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_DEPTH_H_
+#ifndef TOPOEP_TESTS_NATIVE_DEPTH_H_
+#define TOPOEP_TESTS_NATIVE_DEPTH_H_
 
 #include <cstdint>
 
+#include "tests/native/counting_team.h"
 #include "xla_ffi/plan/problem.h"
-#include "xla_ffi/team/counting_team.h"
 
 namespace topoep {
 
@@ -20,4 +20,4 @@ Depth PlanDepth(const Problem& problem, int32_t threads);
 
 }  // namespace topoep
 
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_DEPTH_H_
+#endif  // TOPOEP_TESTS_NATIVE_DEPTH_H_

@@ -1,4 +1,4 @@
-#include "xla_ffi/plan/topoep/depth.h"
+#include "tests/native/depth.h"
 
 #include <algorithm>
 #include <cstdint>

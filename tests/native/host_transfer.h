@@ -1,15 +1,15 @@
 // The transfer kernels on the host: all ranks of one call side by side on threads, through HostFabric. For tests and
 // studies of the protocol; the layer's transfers on a CPU are those of topoep_jax/transfer/api.py.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_HOST_H_
-#define TOPOEP_XLA_FFI_TRANSFER_HOST_H_
+#ifndef TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_
+#define TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_
 
 #include <chrono>
 #include <cstdint>
 #include <string>
 
+#include "tests/native/host_fabric.h"
 #include "xla_ffi/plan/problem.h"
-#include "xla_ffi/transfer/host_fabric.h"
 
 namespace topoep {
 
@@ -39,4 +39,4 @@ WindowShape ShapeOf(const HostTransfer& call);
 
 }  // namespace topoep
 
-#endif  // TOPOEP_XLA_FFI_TRANSFER_HOST_H_
+#endif  // TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_

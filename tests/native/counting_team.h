@@ -1,7 +1,7 @@
 // One lane that counts what a block of threads would do: dependent steps, and the items each thread gets between two.
 
-#ifndef TOPOEP_XLA_FFI_TEAM_COUNTING_TEAM_H_
-#define TOPOEP_XLA_FFI_TEAM_COUNTING_TEAM_H_
+#ifndef TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_
+#define TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_
 
 #include <algorithm>
 #include <cstdint>
@@ -80,4 +80,4 @@ class CountingTeam {
 
 }  // namespace topoep
 
-#endif  // TOPOEP_XLA_FFI_TEAM_COUNTING_TEAM_H_
+#endif  // TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_

@@ -1,7 +1,11 @@
-"""The transfer kernels' own bodies on host threads, all ranks in one call: to test and study their memory protocol."""
+"""The transfer kernels' own bodies on host threads, all ranks in one call: to test and study their memory protocol.
+
+`make setup` builds the extension; the wheel does not hold it.
+"""
 
 from typing import Literal, get_args
 
+import _topoep_tests
 import jax
 import jax.numpy as jnp
 import numpy as np
@@ -16,6 +20,9 @@ Gets = Literal["none", "domain", "all"]
 
 TIMEOUT_MS = 60_000
 """How long a rank waits for another one by default."""
+
+for _name, _handler in _topoep_tests.registrations().items():
+    jax.ffi.register_ffi_target(_name, _handler, platform="cpu")
 
 
 def host_pull(

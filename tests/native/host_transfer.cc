@@ -1,4 +1,4 @@
-#include "xla_ffi/transfer/host.h"
+#include "tests/native/host_transfer.h"
 
 #include <memory>
 #include <thread>
