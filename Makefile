@@ -18,9 +18,10 @@ PARITY_VENV := .venv-parity
 # A worker that runs out of tests takes some of another's; until then neighbours stay together, which share programs.
 PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # What a change breaks most, without a compiled layer: where things belong, configuration and messages, routers, and the
-# laws of plans, of all planners on a published model and at random; every small case is left to `make test`.
+# laws of plans, of all planners on a published model and at random. Every small case and every combination of terms are
+# left to `make test`.
 QUICK := $(patsubst %,tests/%_test.py,structure topology layer_config routing \
-  plan_laws plan_cost plan_evaluate plan_pulls plan_vectors) -k "not small_cases"
+  plan_laws plan_cost plan_evaluate plan_pulls plan_vectors) -k "not small_cases and not every_combination"
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi tests/native -type f -not -name "*.py*")
 CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
