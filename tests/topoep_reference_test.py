@@ -27,7 +27,7 @@ from topoep_jax.plan.problem import Problem, none
 from topoep_jax.plan.topoep import EFFORTS, Kind, candidates, topoep
 from topoep_jax.plan.topoep.apportion import apportion
 from topoep_jax.plan.topoep.candidate import build
-from topoep_jax.plan.topoep.context import NOWHERE, prepare
+from topoep_jax.plan.topoep.context import NOWHERE, Context
 from topoep_jax.plan.topoep.effort import EMPTY, NO_SPREAD, UNLIMITED, served_experts
 from topoep_jax.plan.topoep.fill import fill
 from topoep_jax.plan.topoep.fill_case import VARIANTS, FillCase
@@ -124,7 +124,7 @@ def test_apportion_sums_to_both_sides_and_is_near_the_proportion(given_and_taken
 @SMALL
 def test_fill_serves_what_was_selected_and_moves_every_row_once(case):
     for kind, omega in demand(case):
-        context = prepare(omega, case.problem())
+        context = Context(omega, case.problem())
         for candidate in [candidate for candidate in batch(case) if candidate.sixteenths][::4]:
             selection = select(context, candidate)
             slot_expert, rows = fill(context, selection, moves=8)
@@ -144,7 +144,7 @@ def test_fill_serves_what_was_selected_and_moves_every_row_once(case):
 def test_a_filled_domain_counts_what_it_holds(case):
     """Loads and remote experts are counted as rows move, and decide on what follows."""
     for kind, omega in demand(case):
-        context = prepare(omega, case.problem())
+        context = Context(omega, case.problem())
         for candidate in [candidate for candidate in batch(case) if candidate.sixteenths][::6]:
             selection = select(context, candidate)
             for domain, variant in itertools.product(range(context.num_domains), range(VARIANTS)):
@@ -160,7 +160,7 @@ def test_a_filled_domain_counts_what_it_holds(case):
 def test_candidates_conserve_rows_and_hold_no_expert_twice(case):
     for kind, omega in demand(case, seed=1):
         problem = case.problem()
-        context = prepare(omega, problem)
+        context = Context(omega, problem)
         for candidate in batch(case)[::3]:
             state = build(context, EFFORT, candidate)
             assert (state.quota >= 0).all()
@@ -176,7 +176,7 @@ def test_candidates_conserve_rows_and_hold_no_expert_twice(case):
 @pytest.mark.parametrize("target", Target)
 def test_no_phase_raises_its_cost_or_loses_a_row(case, target):
     for kind, omega in demand(case, seed=2):
-        context = prepare(omega, case.problem(block_rows=4))
+        context = Context(omega, case.problem(block_rows=4))
         for candidate in batch(case)[::8]:
             state = build(context, EFFORT, candidate)
             improver = Improver(context, state)

@@ -1,7 +1,5 @@
 """What every candidate reads of a problem and its demand; xla_ffi/plan/topoep/context.h is the same in C++."""
 
-import dataclasses
-
 import numpy as np
 
 from topoep_jax.plan.hardware import NOMINAL_SPEED
@@ -11,7 +9,6 @@ NOWHERE = -1
 """No rank, no expert, no instance."""
 
 
-@dataclasses.dataclass(frozen=True)
 class Context:
     """One problem and its demand, with what all candidates share.
 
@@ -45,28 +42,36 @@ class Context:
       before: int64 [M, E], the rows of these.
     """
 
-    problem: Problem
-    omega: np.ndarray
-    ranks: int
-    experts: int
-    slots: int
-    mains: int
-    instances: int
-    num_domains: int
-    members: tuple[np.ndarray, ...]
-    domain_of: np.ndarray
-    main_rank: np.ndarray
-    home: np.ndarray
-    speed: np.ndarray
-    demand: np.ndarray
-    total: np.ndarray
-    fair: int
-    inbound: np.ndarray
-    mean_inbound: int
-    pays: np.ndarray
-    ranked: tuple[tuple[int, ...], ...]
-    place: np.ndarray
-    before: np.ndarray
+    def __init__(self, omega: np.ndarray, problem: Problem) -> None:
+        """Gathers what is known of demand `omega` (int64 [R, E]) before candidates are built."""
+        topology, cost = problem.topology, problem.cost
+        self.problem, self.omega = problem, omega
+        self.ranks, self.experts = omega.shape
+        self.slots, self.mains = problem.num_slots, problem.mains_per_rank
+        self.instances = self.mains + self.slots
+        self.num_domains = topology.num_domains
+        self.members = [np.array(topology.ranks_of_domain(d), np.int64) for d in range(self.num_domains)]
+        self.domain_of = np.array(topology.domain_of_rank, np.int64)
+        self.main_rank = problem.main_rank().astype(np.int64)
+        self.home = self.domain_of[self.main_rank]
+        self.speed = np.array(cost.rank_speed or (NOMINAL_SPEED,) * self.ranks, np.int64)
+        self.demand = np.stack([omega[ranks].sum(axis=0) for ranks in self.members])
+        self.total = self.demand.sum(axis=0)
+        self.fair = -(-int(self.total.sum()) * NOMINAL_SPEED // int(self.speed.sum()))
+        remote = self.home != np.arange(self.num_domains)[:, None]
+        self.inbound = (self.demand * remote).sum(axis=0).reshape(self.ranks, self.mains).sum(axis=1)
+        self.mean_inbound = int(self.inbound.sum()) // self.ranks
+        self.pays = remote & (2 * self.demand * cost.token_bytes > cost.expert_bytes)
+        self.ranked: list[list[int]] = [[] for _ in self.members]
+        self.place = np.full(self.demand.shape, NOWHERE, np.int64)
+        self.before = np.zeros(self.demand.shape, np.int64)
+        count, rows = np.zeros(self.ranks, np.int64), np.zeros(self.ranks, np.int64)  # of each main rank so far
+        for domain, expert in sorted(np.argwhere(self.pays).tolist(), key=lambda pair: -self.demand[tuple(pair)]):
+            main = self.main_rank[expert]
+            self.ranked[domain].append(expert)
+            self.place[domain, expert], self.before[domain, expert] = count[main], rows[main]
+            count[main] += 1
+            rows[main] += self.demand[domain, expert]
 
     def share(self, rank: int, rows: int) -> int:
         """Rows that `rank` executes in the time in which a nominal rank executes `rows`, rounded down."""
@@ -80,58 +85,3 @@ class Context:
         """Whether a replica of `expert` on `rank` is legal: in its home domain, or where it pays."""
         domain = self.domain_of[rank]
         return bool(self.home[expert] == domain or self.pays[domain, expert])
-
-
-def prepare(omega: np.ndarray, problem: Problem) -> Context:
-    """Gathers what is known of demand `omega` (int64 [R, E]) before candidates are built."""
-    topology, cost = problem.topology, problem.cost
-    members = tuple(np.array(topology.ranks_of_domain(d), np.int64) for d in range(topology.num_domains))
-    domain_of = np.array(topology.domain_of_rank, np.int64)
-    speed = np.array(cost.rank_speed or (NOMINAL_SPEED,) * topology.num_ranks, np.int64)
-    main_rank = problem.main_rank().astype(np.int64)
-    home = domain_of[main_rank]
-    demand = np.stack([omega[ranks].sum(axis=0) for ranks in members])
-    remote = home != np.arange(topology.num_domains)[:, None]
-    inbound = (demand * remote).sum(axis=0).reshape(topology.num_ranks, -1).sum(axis=1)
-    pays = remote & (2 * demand * cost.token_bytes > cost.expert_bytes)
-    ranked, place, before = _ranking(demand, pays, main_rank)
-    return Context(
-        problem=problem,
-        omega=omega,
-        ranks=topology.num_ranks,
-        experts=problem.num_experts,
-        slots=problem.num_slots,
-        mains=problem.mains_per_rank,
-        instances=problem.mains_per_rank + problem.num_slots,
-        num_domains=topology.num_domains,
-        members=members,
-        domain_of=domain_of,
-        main_rank=main_rank,
-        home=home,
-        speed=speed,
-        demand=demand,
-        total=demand.sum(axis=0),
-        fair=-(-int(omega.sum()) * NOMINAL_SPEED // int(speed.sum())),
-        inbound=inbound,
-        mean_inbound=int(inbound.sum()) // topology.num_ranks,
-        pays=pays,
-        ranked=ranked,
-        place=place,
-        before=before,
-    )
-
-
-def _ranking(
-    demand: np.ndarray, pays: np.ndarray, main_rank: np.ndarray
-) -> tuple[tuple[tuple[int, ...], ...], np.ndarray, np.ndarray]:
-    """`ranked`, `place` and `before` of the context."""
-    ranked: list[list[int]] = [[] for _ in demand]
-    place, before = np.full(demand.shape, NOWHERE, np.int64), np.zeros(demand.shape, np.int64)
-    count, rows = np.zeros(main_rank.size, np.int64), np.zeros(main_rank.size, np.int64)  # of each main rank so far
-    for domain, expert in sorted(np.argwhere(pays).tolist(), key=lambda pair: -demand[tuple(pair)]):
-        main = main_rank[expert]
-        ranked[domain].append(expert)
-        place[domain, expert], before[domain, expert] = count[main], rows[main]
-        count[main] += 1
-        rows[main] += demand[domain, expert]
-    return tuple(map(tuple, ranked)), place, before

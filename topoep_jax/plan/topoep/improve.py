@@ -86,7 +86,7 @@ class Improver:
         now, cost = self.now_worth(), self.context.problem.cost
         match target:
             case Target.THRIFTY:
-                mean_rows = Measure.of(self.context, self.state).total_inter // self.context.ranks
+                mean_rows = Measure(self.context, self.state).total_inter // self.context.ranks
                 mean_ps = link_ps(2 * cost.token_bytes * mean_rows, cost.inter_fs_per_byte)
                 return now.cost + THRIFTY_QUARTERS * mean_ps // QUARTERS
             case Target.EAGER:
@@ -118,7 +118,7 @@ class _Round:
     def __init__(self, context: Context, state: State, kind: Kind, *, bound: bool) -> None:
         """Measures the plan; unless `bound`, there is room for any traffic."""
         self.context, self.state, self.kind = context, state, kind
-        self.now = now = Measure.of(context, state)
+        self.now = now = Measure(context, state)
         load_cut = context.fair + (now.level - context.fair) // 2 if bound else context.fair
         inter_cut = (now.total_inter // context.ranks + now.inter) // 2
         inter_most = inter_cut if kind == Kind.INBOUND else now.inter

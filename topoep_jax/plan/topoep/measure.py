@@ -1,14 +1,11 @@
 """What the quotas of a plan add up to; xla_ffi/plan/topoep/measure.h is the same in C++."""
 
-import dataclasses
-
 import numpy as np
 
 from topoep_jax.plan.topoep.context import Context
 from topoep_jax.plan.topoep.state import State
 
 
-@dataclasses.dataclass(frozen=True)
 class Measure:
     """Rows of one plan, by instance, by rank, and on the busiest rank.
 
@@ -23,30 +20,13 @@ class Measure:
       total_inter: all rows that leave their domain.
     """
 
-    rows: np.ndarray
-    by_domain: np.ndarray
-    load: np.ndarray
-    inter_in: np.ndarray
-    inter_out: np.ndarray
-    level: int
-    inter: int
-    total_inter: int
-
-    @classmethod
-    def of(cls, context: Context, state: State) -> "Measure":
+    def __init__(self, context: Context, state: State) -> None:
         """Adds up the quotas."""
-        rows = state.rows()
-        by_domain = np.stack([state.quota[ranks].sum(axis=0) for ranks in context.members], axis=2)
-        load = rows.sum(axis=1)
+        self.rows = state.rows()
+        self.by_domain = np.stack([state.quota[ranks].sum(axis=0) for ranks in context.members], axis=2)
+        self.load = self.rows.sum(axis=1)
         inter = state.quota.sum(axis=2) * context.problem.topology.crosses_domains()  # [source, rank]
-        inter_in, inter_out = inter.sum(axis=0), inter.sum(axis=1)
-        return cls(
-            rows=rows,
-            by_domain=by_domain,
-            load=load,
-            inter_in=inter_in,
-            inter_out=inter_out,
-            level=max(context.level(rank, rows) for rank, rows in enumerate(load.tolist())),
-            inter=int(max(inter_in.max(), inter_out.max())),
-            total_inter=int(inter.sum()),
-        )
+        self.inter_in, self.inter_out = inter.sum(axis=0), inter.sum(axis=1)
+        self.level = max(context.level(rank, load) for rank, load in enumerate(self.load.tolist()))
+        self.inter = int(max(self.inter_in.max(), self.inter_out.max()))
+        self.total_inter = int(inter.sum())

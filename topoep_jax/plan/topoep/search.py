@@ -9,7 +9,7 @@ from topoep_jax.plan.finish import Worth, draft_of, worth_of
 from topoep_jax.plan.paper import paper_plan
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.topoep.candidate import run_candidate
-from topoep_jax.plan.topoep.context import Context, prepare
+from topoep_jax.plan.topoep.context import Context
 from topoep_jax.plan.topoep.effort import EFFORTS, Effort, candidates
 from topoep_jax.plan.topoep.refine import can_refine, refine
 from topoep_jax.plan.topoep.state import State
@@ -80,7 +80,7 @@ def topoep(omega: np.ndarray, problem: Problem) -> Draft:
       2800
     """
     effort = EFFORTS[problem.effort]
-    context = prepare(omega, problem)
+    context = Context(omega, problem)
     tried = candidates(problem.topology, problem.num_slots, effort)
     entries = [Entry.of(context, state) for candidate in tried for state in run_candidate(context, effort, candidate)]
     if effort.paper:
