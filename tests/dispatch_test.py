@@ -10,7 +10,7 @@ from jax.sharding import PartitionSpec as P
 from tests.plans import PLAN_KINDS, many_plans, random_demand, random_plan
 from topoep_jax import LayerConfig, Topology
 from topoep_jax.combine import combine, sum_over_experts
-from topoep_jax.dispatch import as_triple, build_layout, dispatch, measure_extent, send_order, window
+from topoep_jax.dispatch import as_triple, build_layout, dispatch, extent_of, send_order, window
 from topoep_jax.plan import Plan
 
 CASES = [(1, 4, 0, 1), (2, 8, 3, 2), (8, 16, 2, 1), (8, 8, 4, 2)]  # ranks, experts, slots, chunks
@@ -255,7 +255,7 @@ def layout_laws(config):
         laws, sent, received = jax.vmap(on_rank, axis_name="ep")(jnp.arange(num_ranks))
         # [rank, window, peer, instance]: what a rank sends to a peer is what the peer receives from it.
         agree = [(a == b.swapaxes(0, 2)).all() for a, b in zip(sent, received, strict=True)]
-        extent = measure_extent(config, quota, num_assignments)
+        extent = extent_of(config, quota, num_assignments)
         return extent.passes, extent.overflow_rows, jnp.concatenate([laws.all(0), jnp.stack(agree)])
 
     def seen(layout, lo, index):

@@ -9,7 +9,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.plans import random_demand, random_plan
 from topoep_jax import Plan, Status, Topology, collect_metrics
-from topoep_jax.metrics import measure, merge_over
+from topoep_jax.metrics import merge_over, metrics_of
 
 TOPOLOGY = Topology((0, 1, 1, 0, 2, 0))
 NUM_EXPERTS, NUM_SLOTS = 12, 2
@@ -24,7 +24,7 @@ def make_case(seed):
 
 def of_case(omega, plan):
     zero = jnp.zeros((), jnp.int32)
-    return measure(
+    return metrics_of(
         jnp.asarray(omega), plan, TOPOLOGY, passes=zero + 1, passes_run=zero + 1, overflow_rows=zero, dropped_rows=zero
     )
 

@@ -109,7 +109,7 @@ def collect_metrics(tree: Any) -> MoEMetrics:
     return jax.tree.map(lambda *fields: jnp.stack(fields), *map(widened, layers))
 
 
-def measure(
+def metrics_of(
     omega: jax.Array,
     plan: Plan,
     topology: Topology,

@@ -16,8 +16,8 @@ from topoep_jax._compat import on_stream, vary_like
 from topoep_jax._native_ids import PLANNER_IDS
 from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
-from topoep_jax.dispatch import measure_extent
-from topoep_jax.metrics import MoEMetrics, measure
+from topoep_jax.dispatch import extent_of
+from topoep_jax.metrics import MoEMetrics, metrics_of
 from topoep_jax.pipeline import Inputs, planned_experts
 from topoep_jax.plan import Plan, solve_plan
 from topoep_jax.plan.mains import mains_only
@@ -222,9 +222,9 @@ def _plan(config: LayerConfig, omega: jax.Array, num_assignments: int) -> Plan:
 
 @jax.named_scope("topoep_metrics")
 def _measure(config: LayerConfig, omega: jax.Array, plan: Plan, num_assignments: int) -> MoEMetrics:
-    extent = measure_extent(config, jnp.asarray(plan.quota), num_assignments)
+    extent = extent_of(config, jnp.asarray(plan.quota), num_assignments)
     one, drops = jnp.ones_like(extent.passes), config.overflow == "drop"
-    return measure(
+    return metrics_of(
         omega,
         plan,
         config.topology,

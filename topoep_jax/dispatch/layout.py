@@ -75,7 +75,7 @@ def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
     return jnp.concatenate([mains, slot_expert], axis=1)
 
 
-def measure_extent(config: LayerConfig, quota: jax.Array, num_assignments: int) -> Extent:
+def extent_of(config: LayerConfig, quota: jax.Array, num_assignments: int) -> Extent:
     """How far the rows of a plan reach on every rank: quota int32 [R, R, J], A = `num_assignments` of one rank."""
     windows = config.window_rows(num_assignments)
     buffer_rows = sum(windows)
@@ -111,7 +111,7 @@ def build_layout(
     """
     me = lax.axis_index(axis_name)
     expert = instance_expert(slot_expert, config.num_experts)
-    extent = measure_extent(config, quota, num_assignments)
+    extent = extent_of(config, quota, num_assignments)
     segment_out = extent.start[None] + _exclusive_cumsum(quota, 0)
     send_rows, recv_rows = quota[me], quota[:, me]
     return Layout(

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch import measure_extent
+from topoep_jax.dispatch import extent_of
 from topoep_jax.plan import Plan, pulls
 
 
@@ -89,7 +89,7 @@ def _buffered(
     config: LayerConfig, quota: np.ndarray, num_assignments: int, *, unbounded: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rows` and `aligned` of `Work`, for quota int64 [R, R, J]; an unbounded last buffer holds whatever comes."""
-    extent = measure_extent(config, jnp.asarray(quota, jnp.int32), num_assignments)
+    extent = extent_of(config, jnp.asarray(quota, jnp.int32), num_assignments)
     start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)
     first = start[None] + np.cumsum(quota, 0) - quota
     bounds = np.cumsum([0, *config.window_rows(num_assignments)])
