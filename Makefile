@@ -66,7 +66,7 @@ test-cuda: setup $(VENV)/.extra-cuda-aot
 parity: setup $(PARITY_VENV)/.requirements
 	$(PY) -m pytest tests/parity_test.py --transformers-python=$(CURDIR)/$(PARITY_VENV)/bin/python $(ARGS)
 
-lint: setup
+lint: setup $(VENV)/.tidy
 	$(PY) -m ruff check
 	$(PY) -m ruff format --check
 	$(PY) -m mypy
@@ -133,9 +133,17 @@ $(PARITY_VENV)/.requirements: pyproject.toml | $(VENV)/bin/pip
 	@$(PARITY_VENV)/bin/python -m pip install --quiet --disable-pip-version-check --no-input -r $@.txt
 	@touch $@
 
+# clang-tidy on what the extensions are built of; it takes half a minute, and only what is native changes its answer.
+$(VENV)/.tidy: .clang-tidy $(VENV)/.native
+	@echo "== clang-tidy"
+	@$(PY) -c "import json; print(*(entry['file'] for entry in json.load(open('$(VENV)/build/compile_commands.json'))))" \
+	  | tr ' ' '\n' | xargs -P $(WORKERS) -n 1 $(VENV)/bin/clang-tidy --quiet -p $(VENV)/build --extra-arg=-Qunused-arguments
+	@touch $@
+
 $(VENV)/.native: $(VENV)/.requirements $(NATIVE_SRCS)
 	@echo "== native extension"
 	@$(PIP) --no-build-isolation --no-deps --config-settings=build-dir=$(VENV)/build \
 	  --config-settings=cmake.define.CMAKE_COMPILE_WARNING_AS_ERROR=ON \
+	  --config-settings=cmake.define.CMAKE_EXPORT_COMPILE_COMMANDS=ON \
 	  --config-settings=cmake.define.TOPOEP_TEST_EXTENSION=ON --editable .
 	@touch $@

@@ -25,6 +25,7 @@ std::array<int64_t, 4> TopoepDepth(const std::vector<int32_t>& omega, const std:
                                    const std::vector<int32_t>& thrifty, const std::vector<int32_t>& eager,
                                    int32_t fill_moves, bool paper, int32_t threads) {
   std::vector<topoep::Candidate> settings;
+  settings.reserve(candidates.size());
   for (const auto& c : candidates) settings.push_back({c[0], c[1], c[2], c[3], c[4]});
   topoep::Problem problem{};
   topoep::Effort& effort = problem.effort;

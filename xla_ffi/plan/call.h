@@ -31,7 +31,7 @@ class PlanCall {
   const Plan& plan() const { return plan_; }
   // Of any size. Working memory of a GPU: what a handler allocates it must give back when it returns, and a command
   // buffer would then be replayed in memory of others.
-  Bytes& workspace() { return *workspace_; }
+  Bytes& workspace() { return *workspace_; }  // NOLINT(bugprone-unchecked-optional-access): Read() has set it
 
  private:
   OwnedProblem owned_;
