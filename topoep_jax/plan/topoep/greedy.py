@@ -16,7 +16,8 @@ def greedy(context: Context, candidate: Candidate, state: State) -> None:
     A rank's target is its share of the level `candidate.spread` permille above the fair load; of those above it the
     busiest is the one with the highest `Context.level`. A move is of min(rows left at the main, load above the giver's
     target, load below the taker's) rows. The move of the most rows is made, less the price of the pull where the copy
-    is new; of equals the lower expert, then the lower rank. A rank without a move gives nothing more.
+    is new; of equals the lower expert, then the lower rank. A rank without a move gives nothing more. In the end the
+    takers of each main, by rank, share its rows.
     """
     everyone = range(context.ranks)
     level = context.fair * (PERMILLE + candidate.spread) // PERMILLE

@@ -54,8 +54,8 @@ def topoep(omega: np.ndarray, problem: Problem) -> Draft:
     bytes[s, r] = W x the replicas on r of the experts whose main is on s.
 
     The stages are those of docs/planners.md: `candidates` says what is tried, `run_candidate` builds and improves each,
-    `choose` takes one, and `refine_best` changes it slot by slot where there are few. Ties go to the lower index
-    everywhere. Plans of equal quality differ in traffic: see `choose`.
+    `choose` takes one of all their plans, in this order, and the paper's, and `refine_best` changes it slot by slot
+    where there are few. Ties go to the lower index everywhere.
 
     Args:
       omega: int64 [R, E], demand.

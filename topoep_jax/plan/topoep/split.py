@@ -12,7 +12,8 @@ def split(context: Context, selection: Selection, slot_expert: np.ndarray, rows:
     """Gives the rows of filled domains their sources.
 
     A source's rows go to its own domain if that serves the expert, else to the expert's home. Among the instances
-    there, each first executes the rows of its own rank, and all others are apportioned.
+    there, each first executes the rows of its own rank, and what is left of the sources (by rank) is apportioned to
+    what is left of the instances (by rank).
 
     Args:
       context: the problem.

@@ -33,9 +33,11 @@ def spread(context: Context, permille: int, state: State) -> None:
 def _spill_over(context: Context, level: int, ranks: list[int], state: State) -> None:
     """One pass among some ranks: what they have above the level and what others have below it are laid end to end.
 
-    On either line the rank with the most comes first, the lower one of equals. A rank with room looks at the items over
-    its own stretch, where that is as long as the overlap, and takes the largest ones that it may hold and does not hold
-    (of equals the first on the line; of an expert only one), as many as it has free slots.
+    The level gives each rank its limit, `Context.share`. On the first line lies what is above the limits, on the second
+    the room of ranks that are below theirs and have a free slot; on either the rank with the most comes first, the
+    lower one of equals. A rank with room looks at the items that overlap its own stretch, and takes as many rows as
+    overlap, of the largest overlaps first (of equals the first on the line; of an expert only one), if it may hold the
+    expert and does not, while it has a free slot, the lowest first. The takers of an item share it in their order.
     """
     load = state.rows().sum(axis=1).tolist()
     limit = [context.share(rank, level) for rank in range(context.ranks)]

@@ -86,7 +86,10 @@ class State:
         self.slot_expert[self.rows()[:, self.mains :] == 0] = NOWHERE
 
     def hand_out(self, rank: int, instance: int, takers: Sequence[Taker]) -> None:
-        """Gives rows of an instance to free slots, whole rows of all its sources alike; what is not given stays."""
+        """Gives rows of an instance to free slots, and its sources to all alike.
+
+        What its sources give (by rank) is apportioned to the takers in their order, and last to what stays.
+        """
         given = self.quota[:, rank, instance]
         taken = [taker.rows for taker in takers]
         parts = apportion(given, np.array([*taken, given.sum() - sum(taken)]))
