@@ -11,6 +11,7 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/cc/predict.h"
 
 namespace topoep {
 namespace {
@@ -169,7 +170,7 @@ TEST(CostTest, ComputeAtItsLimitFitsSixtyFourBits) {
       problem.cost.tile_rows = tile_rows;
       const long double exact = static_cast<long double>(problem.cost.row_ps) * rows * 1000 / slowest;
       EXPECT_LE(exact, static_cast<long double>(std::numeric_limits<int64_t>::max()) / 2);
-      EXPECT_NEAR(static_cast<long double>(RankComputePs(problem, 0, rows, 0)) / exact, 1, 1e-9);
+      EXPECT_NEAR(static_cast<long double>(RankComputePs(problem, 0, &rows, 1)) / exact, 1, 1e-9);
     }
   }
 }

@@ -5,8 +5,8 @@
 #include <vector>
 
 #include "gtest/gtest.h"
+#include "tests/cc/predict.h"
 #include "tests/cc/random_instance.h"
-#include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/solver.h"
 
 namespace topoep {

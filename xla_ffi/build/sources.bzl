@@ -40,7 +40,6 @@ PLAN_HDRS = [
 ]
 
 PLAN_SRCS = [
-    "xla_ffi/plan/cost.cc",
     "xla_ffi/plan/solver.cc",
 ]
 

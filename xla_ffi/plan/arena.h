@@ -26,6 +26,12 @@ class Arena {
     return reinterpret_cast<T*>(base_ + at);
   }
 
+  // Several parts of the same size.
+  template <class... T>
+  TOPOEP_BODY void Take(int64_t count, T**... parts) {
+    ((*parts = Take<T>(count)), ...);
+  }
+
   // Bytes handed out so far, a multiple of kAlignment.
   TOPOEP_BODY int64_t Used() const { return used_; }
 

@@ -8,6 +8,7 @@
 
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/links.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/pulls.h"
 #include "xla_ffi/team/team.h"
@@ -16,17 +17,16 @@ namespace topoep {
 
 // Rows of an instance, padded to whole tiles.
 TOPOEP_BODY inline int64_t PaddedRows(const CostModel& cost, int64_t rows) {
-  if (cost.tile_rows == 0) return rows;
-  return (rows + cost.tile_rows - 1) / cost.tile_rows * cost.tile_rows;
+  return cost.tile_rows == 0 ? rows : CeilDiv(rows, cost.tile_rows) * cost.tile_rows;
 }
 
-// Picoseconds that `rank` computes: max-affine in its padded rows and its instances with rows, at its own speed.
-TOPOEP_BODY inline int64_t RankComputePs(const Problem& problem, int32_t rank, int64_t padded_rows,
-                                         int64_t active_instances) {
+// Picoseconds that `rank` computes: max-affine in its padded rows and its instances with rows, at its own speed. `rows`
+// has `columns` parts of its rows, one for each instance where that matters.
+TOPOEP_BODY inline int64_t RankComputePs(const Problem& problem, int32_t rank, const int64_t* rows, int32_t columns) {
   const CostModel& cost = problem.cost;
-  const int64_t for_instances = cost.instance_ps * active_instances;
-  const int64_t for_rows = cost.row_ps * padded_rows;
-  const int64_t ps = for_instances > for_rows ? for_instances : for_rows;
+  const int64_t padded = Sum(columns, [&](int32_t j) { return PaddedRows(cost, rows[j]); });
+  const int64_t active = Sum(columns, [&](int32_t j) { return rows[j] > 0; });
+  const int64_t ps = Max(cost.instance_ps * active, cost.row_ps * padded);
   if (cost.rank_speed == nullptr) return ps;
   // floor(ps * 1000 / speed) without leaving 64 bits.
   const int64_t speed = cost.rank_speed[rank];
@@ -71,8 +71,7 @@ TOPOEP_BODY void AddRows(Team& team, const Problem& problem, const int32_t* quot
     const int32_t source = i / problem.num_ranks;
     const int32_t rank = i % problem.num_ranks;
     const int32_t* rows = quota + int64_t{i} * instances;
-    int64_t count = 0;
-    for (int32_t j = 0; j < instances; ++j) count += rows[j];
+    const int64_t count = Sum(instances, [&](int32_t j) { return rows[j]; });
     if (columns == 1) {
       team.Add(&rank_rows[rank], count);
     } else {
@@ -86,19 +85,8 @@ TOPOEP_BODY void AddRows(Team& team, const Problem& problem, const int32_t* quot
 template <class Team>
 TOPOEP_BODY int64_t ComputePs(Team& team, const Problem& problem, const int64_t* rank_rows) {
   const int32_t columns = RowColumns(problem);
-  return team
-      .ArgMax(problem.num_ranks,
-              [&](int32_t rank) {
-                int64_t padded = 0;
-                int64_t active = 0;
-                for (int32_t j = 0; j < columns; ++j) {
-                  const int64_t rows = rank_rows[int64_t{rank} * columns + j];
-                  padded += PaddedRows(problem.cost, rows);
-                  active += rows > 0;
-                }
-                return RankComputePs(problem, rank, padded, active);
-              })
-      .key;
+  const auto key = [&](int32_t rank) { return RankComputePs(problem, rank, rank_rows + rank * columns, columns); };
+  return team.ArgMax(problem.num_ranks, key).key;
 }
 
 // Picoseconds of the layer under problem.objective; reads only slot_expert [R, N] and quota [R, R, J].
@@ -120,9 +108,6 @@ TOPOEP_STAGE int64_t PredictPs(Team& team, const Problem& problem, const Domains
   team.Sync();  // the pulls use the same links
   return compute_ps + rows_ps + PullPs(team, problem, domains, slot_expert, PullCounts(problem, pull_words), links);
 }
-
-// The same on one thread, with memory of its own.
-int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, const int32_t* quota);
 
 }  // namespace topoep
 

@@ -5,6 +5,7 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
@@ -12,11 +13,8 @@ namespace topoep {
 
 // Where the replica in slot `n` of a rank stands among the rank's replicas by expert id.
 TOPOEP_BODY inline int32_t PlaceOf(const int32_t* slot_expert, int32_t num_slots, int32_t n) {
-  int32_t place = 0;
-  for (int32_t other = 0; other < num_slots; ++other) {
-    place += slot_expert[other] >= 0 && slot_expert[other] < slot_expert[n];
-  }
-  return place;
+  return static_cast<int32_t>(
+      Sum(num_slots, [&](int32_t other) { return slot_expert[other] >= 0 && slot_expert[other] < slot_expert[n]; }));
 }
 
 // Writes to `sorted_expert` and `sorted_quota` the plan of `slot_expert` and `quota`, whose replicas all have rows,
@@ -63,9 +61,8 @@ TOPOEP_STAGE void Finish(Team& team, const Problem& problem, const int32_t* slot
   SortSlots(team, problem, slot_expert, quota, plan.slot_expert, plan.quota);
   team.ForEach(problem.num_ranks * problem.num_ranks, [&](int32_t i) {
     const int32_t* rows = quota + int64_t{i} * problem.InstancesPerRank();
-    int32_t sum = 0;
-    for (int32_t j = 0; j < problem.InstancesPerRank(); ++j) sum += rows[j];
-    team.Add(&plan.rank_load[i % problem.num_ranks], sum);
+    const int64_t sum = Sum(problem.InstancesPerRank(), [&](int32_t j) { return rows[j]; });
+    team.Add(&plan.rank_load[i % problem.num_ranks], static_cast<int32_t>(sum));
   });
   team.Single([&] {
     plan.predicted_ps[0] = static_cast<int32_t>(worth.cost >> 32);

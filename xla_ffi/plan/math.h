@@ -21,6 +21,14 @@ TOPOEP_BODY inline bool IsLess(int64_t a, int64_t b, int64_t then_a, int64_t the
   return a < b || (a == b && then_a < then_b);
 }
 
+// Of value(i) for i in 0..n-1.
+template <class Value>
+TOPOEP_BODY int64_t Sum(int32_t n, Value value) {
+  int64_t sum = 0;
+  for (int32_t i = 0; i < n; ++i) sum += value(i);
+  return sum;
+}
+
 // The first of 0..n-1 that takes part and is better than all others that do, or the lowest of equals; -1: none does.
 template <class TakesPart, class IsBetter>
 TOPOEP_BODY int32_t FindFirst(int32_t n, TakesPart takes_part, IsBetter is_better) {

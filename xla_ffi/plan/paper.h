@@ -10,6 +10,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/state.h"
 #include "xla_ffi/team/team.h"
@@ -26,15 +27,14 @@ struct PaperMove {
 };
 
 struct PaperMemory {
-  TOPOEP_BODY PaperMemory(const Context& context, Arena& arena)
-      : holder(arena.Take<int32_t>(int64_t{context.num_domains} * context.experts)),
-        used(arena.Take<int32_t>(context.ranks)),
-        order(arena.Take<int32_t>(int64_t{context.ranks} * context.instances)),
-        instance_load(arena.Take<int64_t>(int64_t{context.ranks} * context.instances)),
-        load(arena.Take<int64_t>(context.ranks)),
-        busiest(arena.Take<int32_t>(context.num_domains)),
-        moves(arena.Take<PaperMove>(2 * int64_t{context.num_domains})),
-        before(arena.Take<int64_t>(int64_t{context.num_domains} * context.ranks)) {}
+  TOPOEP_BODY PaperMemory(const Context& context, Arena& arena) {
+    arena.Take(int64_t{context.num_domains} * context.experts, &holder);
+    arena.Take(context.ranks, &used, &load);
+    arena.Take(int64_t{context.ranks} * context.instances, &order, &instance_load);
+    arena.Take(context.num_domains, &busiest);
+    arena.Take(2 * int64_t{context.num_domains}, &moves);
+    arena.Take(int64_t{context.num_domains} * context.ranks, &before);
+  }
 
   int32_t* holder;         // [M, E] the domain's rank * J + instance with the expert after stage 1, -1: none
   int32_t* used;           // [R] slots in use; one that lost its rows stays used
@@ -60,15 +60,13 @@ TOPOEP_STAGE void PlaceRemoteExperts(Team& team, const Context& context, const P
     const int32_t domain = i / context.experts;
     const int32_t expert = i % context.experts;
     memory.holder[i] = -1;
-    if (context.Home(expert) == domain) {
-      memory.holder[i] = expert / context.mains * context.instances + expert % context.mains;
-    }
+    if (context.Home(expert) == domain) memory.holder[i] = context.MainItem(expert);
     if (!context.Pays(domain, expert)) return;
     const int32_t better = context.ranking[i];
     const int32_t size = context.domains.Size(domain);
     if (better >= size * context.slots) return;
     const int32_t rank = context.domains.Rank(domain, better % size);
-    state.slot_expert[int64_t{rank} * context.slots + better / size] = expert;
+    state.slot_expert[rank * context.slots + better / size] = expert;
     memory.holder[i] = rank * context.instances + context.mains + better / size;
     team.Add(&memory.used[rank], 1);
   });
@@ -87,7 +85,7 @@ TOPOEP_STAGE void SplitEvenly(Team& team, const Context& context, const PaperMem
       return *state.Quota(context, source, holder / context.instances, holder % context.instances);
     };
     const int32_t intra = memory.holder[context.At(context.DomainOf(source), expert)];
-    const int32_t main = memory.holder[context.At(context.Home(expert), expert)];
+    const int32_t main = context.MainItem(expert);
     if (intra == main || rows == 0) return;  // the empty plan has them there
     quota(main) = 0;
     if (intra >= 0) {
@@ -119,101 +117,102 @@ TOPOEP_BODY void CountLoads(Team& team, const Context& context, const PaperMemor
   team.ForEach(context.ranks * context.instances, [&](int32_t i) {
     const int32_t rank = i / context.instances;
     const int32_t instance = i % context.instances;
-    int64_t rows = 0;
-    for (int32_t source = 0; source < context.ranks; ++source) rows += *state.Quota(context, source, rank, instance);
+    const int64_t rows =
+        Sum(context.ranks, [&](int32_t source) { return *state.Quota(context, source, rank, instance); });
     memory.instance_load[i] = rows;
     team.Add(&memory.load[rank], rows);
     const int32_t expert = state.ExpertOf(context, rank, instance);
     if (expert < 0) return;  // without rows, as it may become a replica
-    int32_t lower = 0;
-    for (int32_t j = 0; j < context.instances; ++j) {
+    const int64_t lower = Sum(context.instances, [&](int32_t j) {
       const int32_t other = state.ExpertOf(context, rank, j);
-      lower += other >= 0 && other < expert;
-    }
-    memory.order[int64_t{rank} * context.instances + lower] = instance;
+      return other >= 0 && other < expert;
+    });
+    memory.order[rank * context.instances + lower] = instance;
   });
   team.Sync();
 }
 
 // The rank of a domain with the most rows, the lowest of equals; 0 for a domain without ranks.
 TOPOEP_BODY inline int32_t BusiestRank(const Context& context, const PaperMemory& memory, int32_t domain) {
-  int32_t busiest = context.domains.Size(domain) > 0 ? context.domains.Rank(domain, 0) : 0;
-  for (int32_t at = 1; at < context.domains.Size(domain); ++at) {
-    const int32_t rank = context.domains.Rank(domain, at);
-    if (memory.load[rank] > memory.load[busiest]) busiest = rank;
-  }
-  return busiest;
+  const auto load = [&](int32_t at) { return memory.load[context.domains.Rank(domain, at)]; };
+  const int32_t at = FindFirst(
+      context.domains.Size(domain), [](int32_t) { return true; },
+      [&](int32_t i, int32_t j) { return load(i) > load(j); });
+  return at < 0 ? 0 : context.domains.Rank(domain, at);
 }
 
 // A free slot of `rank` becomes a replica of the expert; returns its instance.
 TOPOEP_BODY inline int32_t PlaceReplica(const Context& context, const PaperMemory& memory, const State& state,
                                         int32_t rank, int32_t expert) {
   const int32_t instance = context.mains + memory.used[rank];
-  int32_t* order = memory.order + int64_t{rank} * context.instances;
+  int32_t* order = memory.order + rank * context.instances;
   int32_t at = context.mains + memory.used[rank]++;
   for (; at > 0 && state.ExpertOf(context, rank, order[at - 1]) > expert; --at) order[at] = order[at - 1];
   order[at] = instance;
-  state.slot_expert[int64_t{rank} * context.slots + instance - context.mains] = expert;
+  state.slot_expert[rank * context.slots + instance - context.mains] = expert;
   return instance;
 }
 
+// Option i of a domain's busiest rank: rows of its i % J-th instance, by expert, for the rank at position i / J.
+TOPOEP_BODY inline PaperMove MoveAt(const Context& context, const PaperMemory& memory, int32_t domain, int32_t i) {
+  PaperMove move{};
+  move.from = memory.busiest[domain];
+  move.from_instance = memory.order[move.from * context.instances + i % context.instances];
+  move.to = context.domains.Rank(domain, i / context.instances);
+  move.rows = Min(memory.instance_load[move.from * context.instances + move.from_instance],
+                  (memory.load[move.from] - memory.load[move.to]) / 2);
+  return move;
+}
+
+// Preferred are large moves, then light targets, then targets that hold the expert, then pulls inside the domain, then
+// low rank and expert.
+TOPOEP_BODY inline int64_t MoveKey(const Context& context, const PaperMemory& memory, const State& state,
+                                   int32_t domain, int32_t i) {
+  if (i / context.instances >= context.domains.Size(domain)) return kNoKey;
+  if (i % context.instances >= context.mains + memory.used[memory.busiest[domain]]) return kNoKey;
+  const PaperMove move = MoveAt(context, memory, domain, i);
+  if (move.rows == 0) return kNoKey;
+  const int32_t expert = state.ExpertOf(context, move.from, move.from_instance);
+  const bool held = state.InstanceOf(context, move.to, expert) >= 0;
+  if (!held && memory.used[move.to] == context.slots) return kNoKey;
+  uint64_t preference = context.Home(expert) == domain ? 1 : 0;
+  if (held) preference = 2;
+  const uint64_t lightness = static_cast<uint64_t>(kMaxRows - memory.load[move.to]);
+  // 31, 31 and 2 bits: rows come first. Zero rows do not compete, so that no key is kNoKey.
+  const uint64_t bits = static_cast<uint64_t>(move.rows) << 33 | lightness << 2 | preference;
+  return static_cast<int64_t>(bits ^ uint64_t{1} << 63);
+}
+
+// A domain's next move, with all that it changes but quotas.
+TOPOEP_BODY inline PaperMove Decide(const Context& context, const PaperMemory& memory, const State& state,
+                                    int32_t domain, Best best) {
+  if (!best.Found()) return PaperMove{};
+  PaperMove move = MoveAt(context, memory, domain, best.index);
+  const int32_t expert = state.ExpertOf(context, move.from, move.from_instance);
+  move.to_instance = state.InstanceOf(context, move.to, expert);
+  if (move.to_instance < 0) move.to_instance = PlaceReplica(context, memory, state, move.to, expert);
+  memory.instance_load[move.from * context.instances + move.from_instance] -= move.rows;
+  memory.instance_load[move.to * context.instances + move.to_instance] += move.rows;
+  memory.load[move.from] -= move.rows;
+  memory.load[move.to] += move.rows;
+  memory.busiest[domain] = BusiestRank(context, memory, domain);
+  return move;
+}
+
 // Stage 2: in every domain the busiest rank gives rows of one expert to a neighbour, at most half of the gap, until it
-// cannot. Preferred are large moves, then light targets, then targets that hold the expert, then pulls inside the
-// domain, then low rank and expert. Two dependent steps a move. Ends with a barrier after the last one.
+// cannot. Two dependent steps a move. Ends with a barrier after the last one.
 template <class Team>
 TOPOEP_STAGE void ShedHalfGaps(Team& team, const Context& context, const PaperMemory& memory, const State& state) {
-  const auto target_of = [&](int32_t domain, int32_t i) { return context.domains.Rank(domain, i / context.instances); };
-  const auto instance_of = [&](int32_t domain, int32_t i) {
-    return memory.order[int64_t{memory.busiest[domain]} * context.instances + i % context.instances];
-  };
-  const auto rows_of = [&](int32_t domain, int32_t i) {
-    const int32_t busiest = memory.busiest[domain];
-    const int64_t half = (memory.load[busiest] - memory.load[target_of(domain, i)]) / 2;
-    const int64_t rows = memory.instance_load[int64_t{busiest} * context.instances + instance_of(domain, i)];
-    return rows < half ? rows : half;
-  };
-  const auto key = [&](int32_t domain, int32_t i) {
-    if (i / context.instances >= context.domains.Size(domain)) return kNoKey;
-    const int32_t busiest = memory.busiest[domain];
-    if (i % context.instances >= context.mains + memory.used[busiest]) return kNoKey;
-    const int64_t rows = rows_of(domain, i);
-    if (rows == 0) return kNoKey;
-    const int32_t target = target_of(domain, i);
-    const int32_t expert = state.ExpertOf(context, busiest, instance_of(domain, i));
-    const bool held = state.InstanceOf(context, target, expert) >= 0;
-    if (!held && memory.used[target] == context.slots) return kNoKey;
-    const uint64_t preference = held ? 2 : context.Home(expert) == domain ? 1 : 0;
-    const uint64_t lightness = static_cast<uint64_t>(kMaxRows - memory.load[target]);
-    // 31, 31 and 2 bits: rows come first. Zero rows do not compete, so that no key is kNoKey.
-    const uint64_t bits = static_cast<uint64_t>(rows) << 33 | lightness << 2 | preference;
-    return static_cast<int64_t>(bits ^ uint64_t{1} << 63);
-  };
-  // Quotas are not read before the next barrier, so that lanes may still be moving rows of the last round.
-  PaperMove* moves = memory.moves;
-  const auto decide = [&](int32_t domain, Best best) {
-    PaperMove& move = moves[domain];
-    move.rows = 0;
-    if (!best.Found()) return;
-    move.rows = rows_of(domain, best.index);
-    move.from = memory.busiest[domain];
-    move.from_instance = instance_of(domain, best.index);
-    move.to = target_of(domain, best.index);
-    const int32_t expert = state.ExpertOf(context, move.from, move.from_instance);
-    move.to_instance = state.InstanceOf(context, move.to, expert);
-    if (move.to_instance < 0) move.to_instance = PlaceReplica(context, memory, state, move.to, expert);
-    memory.instance_load[int64_t{move.from} * context.instances + move.from_instance] -= move.rows;
-    memory.instance_load[int64_t{move.to} * context.instances + move.to_instance] += move.rows;
-    memory.load[move.from] -= move.rows;
-    memory.load[move.to] += move.rows;
-    memory.busiest[domain] = BusiestRank(context, memory, domain);
-  };
   team.ForEach(context.num_domains, [&](int32_t d) { memory.busiest[d] = BusiestRank(context, memory, d); });
   team.Sync();
+  // Quotas are not read before the next barrier, so that lanes may still be moving rows of the last round.
+  PaperMove* moves = memory.moves;
   while (true) {
-    team.ArgMaxEach(context.num_domains, context.largest_domain * context.instances, key, decide);
-    bool any = false;
-    for (int32_t d = 0; d < context.num_domains; ++d) any |= moves[d].rows > 0;
-    if (!any) return;
+    team.ArgMaxEach(
+        context.num_domains, context.largest_domain * context.instances,
+        [&](int32_t domain, int32_t i) { return MoveKey(context, memory, state, domain, i); },
+        [&](int32_t domain, Best best) { moves[domain] = Decide(context, memory, state, domain, best); });
+    if (Sum(context.num_domains, [&](int32_t d) { return moves[d].rows; }) == 0) return;
     team.ScanEach(
         context.num_domains, context.ranks,
         [&](int32_t domain, int32_t source) {
@@ -227,7 +226,7 @@ TOPOEP_STAGE void ShedHalfGaps(Team& team, const Context& context, const PaperMe
       const int64_t wanted = move.rows - memory.before[i];
       if (wanted <= 0) return;
       int32_t* from = state.Quota(context, i % context.ranks, move.from, move.from_instance);
-      const int32_t taken = wanted < *from ? static_cast<int32_t>(wanted) : *from;
+      const int32_t taken = static_cast<int32_t>(Min(wanted, *from));
       *from -= taken;
       *state.Quota(context, i % context.ranks, move.to, move.to_instance) += taken;
     });

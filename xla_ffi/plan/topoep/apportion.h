@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/team/team.h"
 
@@ -15,15 +16,17 @@ namespace topoep {
 // What is to be apportioned: weight [jobs, R] rows of each source, part [jobs, width] rows of each taker; equal sums.
 struct Jobs {
   TOPOEP_BODY Jobs(const Context& context, Arena& arena)
-      : most(context.ranks * context.slots),
-        width(context.ranks + 1),
-        length(width + 1),
-        slot(arena.Take<int32_t>(most)),
-        parts(arena.Take<int32_t>(most)),
-        index(arena.Take<int64_t>(int64_t{context.ranks} * context.instances + 1)),
-        weight(arena.Take<int64_t>(int64_t{most} * context.ranks)),
-        part(arena.Take<int64_t>(int64_t{most} * width)),
-        start(arena.Take<int64_t>(int64_t{most} * 2 * length)) {}
+      : most(context.ranks * context.slots), width(context.ranks + 1), length(width + 1) {
+    arena.Take(most, &slot, &parts);
+    arena.Take(int64_t{context.ranks} * context.instances + 1, &index);
+    arena.Take(int64_t{most} * context.ranks, &weight);
+    arena.Take(int64_t{most} * width, &part);
+    arena.Take(int64_t{most} * 2 * length, &start);
+  }
+
+  TOPOEP_BODY int64_t Total(int32_t job) const {
+    return Sum(parts[job], [&](int32_t n) { return part[int64_t{job} * width + n]; });
+  }
 
   int32_t most;
   int32_t width;
@@ -50,15 +53,12 @@ TOPOEP_STAGE void LayRests(Team& team, const Context& context, int32_t num_jobs,
         if (k >= (of_taker ? jobs.parts[job] : context.ranks)) return int64_t{0};
         const int64_t own = of_taker ? part[k] : weight[k];
         if (own == 0) return own;
-        int64_t total = 0;
-        for (int32_t n = 0; n < jobs.parts[job]; ++n) total += part[n];
+        const int64_t total = jobs.Total(job);
         if (total == 0) return own;
-        int64_t left = own;
         const int64_t* others = of_taker ? weight : part;
-        for (int32_t n = 0; n < (of_taker ? context.ranks : jobs.parts[job]); ++n) {
-          if (others[n] != 0) left -= own * others[n] / total;
-        }
-        return left;
+        return own - Sum(of_taker ? context.ranks : jobs.parts[job], [&](int32_t n) {
+                 return others[n] == 0 ? 0 : own * others[n] / total;  // a division takes long on a GPU
+               });
       },
       jobs.start);
 }
@@ -70,17 +70,15 @@ TOPOEP_BODY void Apportion(Team& team, const Context& context, int32_t num_jobs,
   team.ForEach(num_jobs * sources, [&](int32_t i) {
     if (jobs.weight[i] == 0) return;
     const int32_t job = i / sources;
-    int64_t total = 0;
-    for (int32_t n = 0; n < jobs.parts[job]; ++n) total += jobs.part[int64_t{job} * jobs.width + n];
+    const int64_t total = jobs.Total(job);
     if (total == 0) return;
     const int64_t* of_sources = jobs.start + int64_t{job} * 2 * jobs.length + i % sources;
     const int64_t* of_takers = jobs.start + (int64_t{job} * 2 + 1) * jobs.length;
     for (int32_t n = 0; n < jobs.parts[job]; ++n) {
       const int64_t part = jobs.part[int64_t{job} * jobs.width + n];
       if (part == 0) continue;
-      const int64_t low = of_takers[n] > of_sources[0] ? of_takers[n] : of_sources[0];
-      const int64_t high = of_takers[n + 1] < of_sources[1] ? of_takers[n + 1] : of_sources[1];
-      const int64_t rows = jobs.weight[i] * part / total + (high > low ? high - low : 0);
+      const int64_t common = Min(of_takers[n + 1], of_sources[1]) - Max(of_takers[n], of_sources[0]);
+      const int64_t rows = jobs.weight[i] * part / total + Max(common, 0);
       if (rows > 0) put(job, i % sources, n, static_cast<int32_t>(rows));
     }
   });

@@ -3,11 +3,13 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 #define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 
@@ -24,19 +26,12 @@ struct Context {
         slots(problem_in.num_slots),
         mains(problem_in.MainsPerRank()),
         instances(problem_in.InstancesPerRank()),
-        num_domains(problem_in.num_domains),
-        sums(arena.Take<int64_t>(3)),
-        demand(arena.Take<int64_t>(int64_t{num_domains} * experts)),
-        key(arena.Take<int64_t>(int64_t{num_domains} * experts)),
-        total(arena.Take<int64_t>(experts)),
-        inbound(arena.Take<int64_t>(ranks)),
-        place(arena.Take<int32_t>(int64_t{num_domains} * experts)),
-        before(arena.Take<int64_t>(int64_t{num_domains} * experts)),
-        ranked(arena.Take<int32_t>(int64_t{num_domains} * experts)),
-        ranking(arena.Take<int32_t>(int64_t{num_domains} * experts)) {
-    for (int32_t d = 0; d < num_domains; ++d) {
-      largest_domain = largest_domain > domains.Size(d) ? largest_domain : domains.Size(d);
-    }
+        num_domains(problem_in.num_domains) {
+    arena.Take(3, &sums);
+    arena.Take(experts, &total);
+    arena.Take(ranks, &inbound);
+    arena.Take(int64_t{num_domains} * experts, &demand, &key, &before, &place, &ranked, &ranking);
+    for (int32_t d = 0; d < num_domains; ++d) largest_domain = std::max(largest_domain, domains.Size(d));
     for (int32_t r = 0; r < ranks; ++r) all_speeds += Speed(r);
   }
 
@@ -44,16 +39,18 @@ struct Context {
     return problem->cost.rank_speed == nullptr ? kNominalSpeed : problem->cost.rank_speed[rank];
   }
   // Rows of a nominal rank if load were even.
-  TOPOEP_BODY int64_t Fair() const { return (sums[0] * kNominalSpeed + all_speeds - 1) / all_speeds; }
+  TOPOEP_BODY int64_t Fair() const { return CeilDiv(sums[0] * kNominalSpeed, all_speeds); }
   TOPOEP_BODY int64_t MeanInbound() const { return sums[1] / ranks; }
   // Rows that `rank` executes in the time in which a nominal rank executes `rows`, and the inverse.
   TOPOEP_BODY int64_t Share(int32_t rank, int64_t rows) const { return rows * Speed(rank) / kNominalSpeed; }
-  TOPOEP_BODY int64_t Level(int32_t rank, int64_t rows) const {
-    const int64_t speed = Speed(rank);
-    return (rows * kNominalSpeed + speed - 1) / speed;
-  }
+  TOPOEP_BODY int64_t Level(int32_t rank, int64_t rows) const { return CeilDiv(rows * kNominalSpeed, Speed(rank)); }
   TOPOEP_BODY int32_t DomainOf(int32_t rank) const { return problem->domain_of_rank[rank]; }
   TOPOEP_BODY int32_t Home(int32_t expert) const { return problem->DomainOfExpert(expert); }
+  TOPOEP_BODY int32_t Omega(int32_t source, int32_t expert) const {
+    return problem->omega[int64_t{source} * experts + expert];
+  }
+  // An item is an instance by r * J + j.
+  TOPOEP_BODY int32_t MainItem(int32_t expert) const { return expert / mains * instances + expert % mains; }
   TOPOEP_BODY int64_t At(int32_t domain, int32_t expert) const { return int64_t{domain} * experts + expert; }
   // Law 4: a replica in a domain that is not its main's costs less to pull than the domain's rows cost to send.
   TOPOEP_BODY bool Pays(int32_t domain, int32_t expert) const {
@@ -93,12 +90,9 @@ TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
   team.ForEach(pairs, [&](int32_t i) {
     const int32_t domain = i / context.experts;
     const int32_t expert = i % context.experts;
-    int64_t rows = 0;
-    for (int32_t at = 0; at < context.domains.Size(domain); ++at) {
-      rows += problem.omega[int64_t{context.domains.Rank(domain, at)} * context.experts + expert];
-    }
-    context.demand[i] = rows;
-    context.key[i] = !context.Pays(domain, expert) ? kNotAPair : rows;
+    context.demand[i] = Sum(context.domains.Size(domain),
+                            [&](int32_t at) { return context.Omega(context.domains.Rank(domain, at), expert); });
+    context.key[i] = context.Pays(domain, expert) ? context.demand[i] : kNotAPair;
     context.ranked[i] = -1;
   });
   team.ForEach(3, [&](int32_t i) { context.sums[i] = 0; });
@@ -107,9 +101,7 @@ TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
     if (problem.omega[i] < 0) team.Add(&context.sums[2], int64_t{1});
   });
   team.ForEach(context.experts, [&](int32_t expert) {
-    int64_t rows = 0;
-    for (int32_t d = 0; d < context.num_domains; ++d) rows += context.demand[context.At(d, expert)];
-    context.total[expert] = rows;
+    context.total[expert] = Sum(context.num_domains, [&](int32_t d) { return context.demand[context.At(d, expert)]; });
   });
   // A lane for each pair counts the better ones at its main rank and in its domain.
   team.ForEach(pairs, [&](int32_t i) {
@@ -125,8 +117,7 @@ TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
     for (int32_t d = 0; d < context.num_domains; ++d) {
       for (int32_t e = first_main; e < first_main + context.mains; ++e) {
         const int64_t other = context.At(d, e);
-        const bool better = context.key[other] > context.key[i] || (context.key[other] == context.key[i] && other < i);
-        if (!better) continue;
+        if (!IsLess(context.key[i], context.key[other], other, i)) continue;
         ++place;
         before += context.demand[other];
       }

@@ -66,7 +66,7 @@ TOPOEP_STAGE void Fill(Team& team, const Context& context, const Selection& sele
     const int32_t g = context.domains.position[rank];
     for (int32_t a = 0; a < context.mains; ++a) memory.main_target[rank * context.mains + a] = fill.MainRows(g, a);
     for (int32_t n = 0; n < context.slots; ++n) {
-      const int64_t slot = int64_t{rank} * context.slots + n;
+      const int32_t slot = rank * context.slots + n;
       const bool used = fill.Expert(g, n) >= 0 && fill.Rows(g, n) > 0;
       state.slot_expert[slot] = used ? fill.Expert(g, n) : -1;
       memory.slot_target[slot] = used ? fill.Rows(g, n) : 0;

@@ -6,19 +6,16 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/links.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/select.h"
 
 namespace topoep {
 
-// A variant is a level up to which ranks fill (permille of the domain's fair one) and a bound on remote experts of a
-// rank.
+// A variant is a level up to which ranks fill, of the domain's fair one, and a bound on remote experts of a rank.
 inline constexpr int32_t kVariants = 4;
 inline constexpr int64_t kLowPermille = 1010;
 inline constexpr int64_t kHighPermille = 1200;
-TOPOEP_BODY inline int64_t VariantPermille(int32_t variant) {
-  return variant < kVariants / 2 ? kLowPermille : kHighPermille;
-}
 
 // Working memory: everything for each (domain, variant), a "case"; ranks are positions in their domain.
 struct FillMemory {
@@ -26,22 +23,15 @@ struct FillMemory {
       : cases(context.num_domains * kVariants),
         ranks(context.largest_domain),
         slots(ranks * context.slots),
-        items(slots + ranks * context.mains),
-        slot_expert(arena.Take<int32_t>(int64_t{cases} * slots)),
-        slot_rows(arena.Take<int64_t>(int64_t{cases} * slots)),
-        main_rows(arena.Take<int64_t>(int64_t{cases} * ranks * context.mains)),
-        load(arena.Take<int64_t>(int64_t{cases} * ranks)),
-        remote(arena.Take<int32_t>(int64_t{cases} * ranks)),
-        item_expert(arena.Take<int32_t>(int64_t{cases} * items)),
-        item_rows(arena.Take<int64_t>(int64_t{cases} * items)),
-        item_placed(arena.Take<int32_t>(int64_t{cases} * items)),
-        free_slots(arena.Take<int32_t>(cases)),
-        open_remote(arena.Take<int32_t>(cases)),
-        infeasible(arena.Take<int32_t>(cases)),
-        busiest(arena.Take<int32_t>(cases)),
-        level(arena.Take<int64_t>(cases)),
-        slot_target(arena.Take<int64_t>(int64_t{context.ranks} * context.slots)),
-        main_target(arena.Take<int64_t>(context.experts)) {}
+        items(slots + ranks * context.mains) {
+    arena.Take(int64_t{cases} * slots, &slot_expert, &slot_rows);
+    arena.Take(int64_t{cases} * ranks * context.mains, &main_rows);
+    arena.Take(int64_t{cases} * ranks, &load, &remote);
+    arena.Take(int64_t{cases} * items, &item_expert, &item_rows, &item_placed);
+    arena.Take(cases, &free_slots, &open_remote, &infeasible, &busiest, &level);
+    arena.Take(int64_t{context.ranks} * context.slots, &slot_target);
+    arena.Take(context.experts, &main_target);
+  }
 
   int32_t cases;
   int32_t ranks;         // of the largest domain
@@ -78,9 +68,7 @@ class FillCase {
 
   TOPOEP_BODY int32_t RemoteLimit() const {
     if (variant % 2 == 0) return context_.slots;
-    const int32_t even = (selection_.count[domain] + size - 1) / size;
-    const int32_t least = even < 1 ? 1 : even;
-    return least < context_.slots ? least : context_.slots;
+    return static_cast<int32_t>(Min(Max(CeilDiv(selection_.count[domain], size), 1), context_.slots));
   }
   TOPOEP_BODY int32_t Rank(int32_t g) const { return context_.domains.Rank(domain, g); }
   TOPOEP_BODY int32_t Slots() const { return size * context_.slots; }
@@ -93,7 +81,8 @@ class FillCase {
   TOPOEP_BODY int32_t& Remote(int32_t g) const { return memory_.remote[int64_t{index_} * memory_.ranks + g]; }
   TOPOEP_BODY int64_t ItemAt(int32_t item) const { return int64_t{index_} * memory_.items + item; }
   TOPOEP_BODY bool IsCarved(int32_t item) const { return item >= memory_.slots; }
-  TOPOEP_BODY int64_t Room(int32_t g) const { return context_.Share(Rank(g), memory_.level[index_]) - Load(g); }
+  TOPOEP_BODY int64_t Room(int32_t g, int64_t level) const { return context_.Share(Rank(g), level) - Load(g); }
+  TOPOEP_BODY int64_t Room(int32_t g) const { return Room(g, memory_.level[index_]); }
   TOPOEP_BODY bool IsRemote(int32_t expert) const { return context_.Home(expert) != domain; }
 
   TOPOEP_BODY bool Holds(int32_t g, int32_t expert) const {
@@ -112,10 +101,9 @@ class FillCase {
 
   // Rows of a nominal rank up to which ranks fill.
   TOPOEP_BODY int64_t StartLevel() const {
-    int64_t speed = 0;
-    for (int32_t g = 0; g < size; ++g) speed += context_.Speed(Rank(g));
-    const int64_t even = (selection_.domain_rows[domain] * kNominalSpeed + speed - 1) / speed;
-    return (even > context_.Fair() ? even : context_.Fair()) * VariantPermille(variant) / 1000;
+    const int64_t speed = Sum(size, [&](int32_t g) { return context_.Speed(Rank(g)); });
+    const int64_t even = CeilDiv(selection_.domain_rows[domain] * kNominalSpeed, speed);
+    return Max(even, context_.Fair()) * (variant < 2 ? kLowPermille : kHighPermille) / kPermille;
   }
 
   // Rank g: its mains' load, and pieces of the largest mains carved off down to the level; rank 0 also starts the case.
@@ -133,22 +121,16 @@ class FillCase {
       Rows(g, n) = 0;
     }
     Remote(g) = 0;
-    int64_t load = 0;
-    for (int32_t a = 0; a < context_.mains; ++a) {
-      const int64_t rows = selection_.home_rows[Rank(g) * context_.mains + a];
-      MainRows(g, a) = rows;
-      load += rows;
-    }
-    Load(g) = load;
-    int64_t excess = load - context_.Share(Rank(g), level);
+    for (int32_t a = 0; a < context_.mains; ++a) MainRows(g, a) = selection_.home_rows[Rank(g) * context_.mains + a];
+    Load(g) = Sum(context_.mains, [&](int32_t a) { return MainRows(g, a); });
+    int64_t excess = -Room(g, level);
     for (int32_t i = 0; i < context_.mains; ++i) {
       const int32_t item = memory_.slots + g * context_.mains + i;
       memory_.item_rows[ItemAt(item)] = 0;
       if (excess <= 0) continue;
       // Carved pieces leave their main with less than it had, so the largest by original rows is the i-th.
       const int32_t a = LargestMain(g, i);
-      const int64_t rows = MainRows(g, a);
-      const int64_t piece = excess < rows ? excess : rows;
+      const int64_t piece = Min(excess, MainRows(g, a));
       memory_.item_expert[ItemAt(item)] = Rank(g) * context_.mains + a;
       memory_.item_rows[ItemAt(item)] = piece;
       memory_.item_placed[ItemAt(item)] = 0;
@@ -185,10 +167,8 @@ class FillCase {
 
   // Gives the item, or as much as the roomiest rank has room for, a slot there.
   TOPOEP_BODY void Place(int32_t item) const {
-    int32_t target = -1;
-    for (int32_t g = 0; g < size; ++g) {
-      if (Feasible(item, g) && (target < 0 || Room(g) > Room(target))) target = g;
-    }
+    const int32_t target = FindFirst(
+        size, [&](int32_t g) { return Feasible(item, g); }, [&](int32_t g, int32_t h) { return Room(g) > Room(h); });
     int64_t& left = memory_.item_rows[ItemAt(item)];
     const int64_t room = Room(target);
     const bool split =
@@ -216,15 +196,18 @@ class FillCase {
       MainRows((item - memory_.slots) / context_.mains, expert % context_.mains) += rows;
       return true;
     }
-    int32_t holder = -1;
-    for (int32_t g = 0; g < size; ++g) {
-      if (Holds(g, expert) && (holder < 0 || Load(g) < Load(holder))) holder = g;
-    }
-    if (holder < 0) return false;
+    const int32_t holder = FindFirst(
+        size, [&](int32_t g) { return Holds(g, expert); }, [&](int32_t g, int32_t h) { return Load(g) < Load(h); });
+    if (holder >= 0) AddRows(holder, expert, rows);
+    return holder >= 0;
+  }
+
+  // To the instance of an expert on position g, its main or a slot.
+  TOPOEP_BODY void AddRows(int32_t g, int32_t expert, int64_t rows) const {
+    if (expert / context_.mains == Rank(g)) MainRows(g, expert % context_.mains) += rows;
     for (int32_t n = 0; n < context_.slots; ++n) {
-      if (Expert(holder, n) == expert) Rows(holder, n) += rows;
+      if (Expert(g, n) == expert) Rows(g, n) += rows;
     }
-    return true;
   }
 
   // After the last placement: nothing stays without an instance, and loads are what they are then.
@@ -238,18 +221,13 @@ class FillCase {
   }
   TOPOEP_BODY void CountLoads() const {
     for (int32_t g = 0; g < size; ++g) {
-      int64_t load = 0;
-      for (int32_t a = 0; a < context_.mains; ++a) load += MainRows(g, a);
-      for (int32_t n = 0; n < context_.slots; ++n) load += Rows(g, n);
-      Load(g) = load;
+      Load(g) = Sum(context_.mains, [&](int32_t a) { return MainRows(g, a); }) +
+                Sum(context_.slots, [&](int32_t n) { return Rows(g, n); });
     }
   }
   TOPOEP_BODY void FindBusiest() const {
-    int32_t busiest = 0;
-    for (int32_t g = 1; g < size; ++g) {
-      if (context_.Level(Rank(g), Load(g)) > context_.Level(Rank(busiest), Load(busiest))) busiest = g;
-    }
-    memory_.busiest[index_] = busiest;
+    memory_.busiest[index_] =
+        FindFirst(size, [](int32_t) { return true; }, [&](int32_t g, int32_t h) { return LevelOf(g) > LevelOf(h); });
   }
 
   // Rows that the busiest rank can hand to position g from its instance j, twice, plus 1 if g holds the expert already.
@@ -260,9 +238,7 @@ class FillCase {
     const int64_t ours = context_.Speed(Rank(busiest));
     const int64_t theirs = context_.Speed(Rank(g));
     const int64_t gap = Load(busiest) * theirs - Load(g) * ours;
-    const int64_t half = gap > 0 ? gap / (ours + theirs) : 0;
-    const int64_t rows = InstanceRows(busiest, j);
-    const int64_t amount = half < rows ? half : rows;
+    const int64_t amount = Min(Max(gap, 0) / (ours + theirs), InstanceRows(busiest, j));
     if (amount <= 0) return kNoKey;
     const int32_t expert = InstanceExpert(busiest, j);
     const bool held = Holds(g, expert);
@@ -291,37 +267,29 @@ class FillCase {
       Expert(g, slot) = expert;
       Rows(g, slot) = amount;
       if (IsRemote(expert)) ++Remote(g);
-    } else if (expert / context_.mains == Rank(g)) {
-      MainRows(g, expert % context_.mains) += amount;
     } else {
-      for (int32_t n = 0; n < context_.slots; ++n) {
-        if (Expert(g, n) == expert) Rows(g, n) += amount;
-      }
+      AddRows(g, expert, amount);
     }
   }
 
   // Time of the slowest rank and of the busiest rank's pulls.
   TOPOEP_BODY int64_t Cost() const {
     int64_t level = 0;
-    int64_t most_intra = 0;
-    int64_t most_inter = 0;
+    int64_t most[2] = {};  // intra, inter
     for (int32_t g = 0; g < size; ++g) {
-      int64_t intra = 0;
-      int64_t inter = 0;
-      for (int32_t n = 0; n < context_.slots; ++n) {
-        if (Expert(g, n) < 0 || Rows(g, n) == 0) continue;
-        (IsRemote(Expert(g, n)) ? inter : intra) += 1;
+      level = Max(level, LevelOf(g));
+      for (const bool inter : {false, true}) {
+        most[inter] = Max(most[inter], Sum(context_.slots, [&](int32_t n) {
+                            return Expert(g, n) >= 0 && Rows(g, n) != 0 && IsRemote(Expert(g, n)) == inter;
+                          }));
       }
-      const int64_t own = context_.Level(Rank(g), Load(g));
-      if (own > level) level = own;
-      if (intra > most_intra) most_intra = intra;
-      if (inter > most_inter) most_inter = inter;
     }
     const CostModel& cost = context_.problem->cost;
-    return cost.row_ps * level + LinksPs(cost, cost.expert_bytes * most_inter, cost.expert_bytes * most_intra);
+    return cost.row_ps * level + LinksPs(cost, cost.expert_bytes * most[1], cost.expert_bytes * most[0]);
   }
 
  private:
+  TOPOEP_BODY int64_t LevelOf(int32_t g) const { return context_.Level(Rank(g), Load(g)); }
   TOPOEP_BODY int64_t SlotAt(int32_t g, int32_t n) const {
     return int64_t{index_} * memory_.slots + g * context_.slots + n;
   }
@@ -329,15 +297,14 @@ class FillCase {
     return j < context_.mains ? Rank(g) * context_.mains + j : Expert(g, j - context_.mains);
   }
   TOPOEP_BODY int64_t InstanceRows(int32_t g, int32_t j) const {
-    return j < context_.mains ? MainRows(g, j) : Expert(g, j - context_.mains) < 0 ? 0 : Rows(g, j - context_.mains);
+    if (j < context_.mains) return MainRows(g, j);
+    return Expert(g, j - context_.mains) < 0 ? 0 : Rows(g, j - context_.mains);
   }
   // The main of position g with the i-th most rows before carving, lowest first among equals.
   TOPOEP_BODY int32_t LargestMain(int32_t g, int32_t i) const {
     const int64_t* rows = selection_.home_rows + int64_t{Rank(g)} * context_.mains;
     for (int32_t a = 0; a < context_.mains; ++a) {
-      int32_t better = 0;
-      for (int32_t b = 0; b < context_.mains; ++b) better += rows[b] > rows[a] || (rows[b] == rows[a] && b < a);
-      if (better == i) return a;
+      if (Sum(context_.mains, [&](int32_t b) { return IsLess(rows[a], rows[b], b, a); }) == i) return a;
     }
     return -1;
   }

@@ -7,6 +7,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/links.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/apportion.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/effort.h"
@@ -15,49 +16,39 @@
 
 namespace topoep {
 
-// From the empty plan: the fullest rank above the level hands the most rows it can, less the price of a pull.
+// Rows that take as long as the candidate's price of a pull.
+TOPOEP_BODY inline int64_t PullRows(const CostModel& cost, int64_t price, int64_t fs_per_byte) {
+  return cost.row_ps == 0 ? 0 : price * LinkPs(cost.expert_bytes, fs_per_byte) / (kQuarters * cost.row_ps);
+}
+
+// The fullest rank above the level hands the most rows it can, less the price of a pull, again and again. Counts the
+// rows that leave each main in memory.rows, and those of each new replica in memory.moved.
 template <class Team>
-TOPOEP_STAGE void Greedy(Team& team, const Context& context, const Candidate& candidate, const SpreadMemory& memory,
-                         const Jobs& jobs, const State& state) {
+TOPOEP_BODY void MoveGreedily(Team& team, const Context& context, const Candidate& candidate,
+                              const SpreadMemory& memory, const State& state) {
   const int32_t ranks = context.ranks;
   const CostModel& cost = context.problem->cost;
-  const int64_t level = context.Fair() * (1000 + candidate.spread) / 1000;
-  const auto pull_rows = [&](int64_t fs_per_byte) {
-    if (cost.row_ps == 0) return int64_t{0};
-    return candidate.price * LinkPs(cost.expert_bytes, fs_per_byte) / (4 * cost.row_ps);
-  };
-  const int64_t intra = pull_rows(cost.intra_fs_per_byte);
-  const int64_t inter = pull_rows(cost.inter_fs_per_byte);
+  const int64_t level = context.Fair() * (kPermille + candidate.spread) / kPermille;
+  const int64_t intra = PullRows(cost, candidate.price, cost.intra_fs_per_byte);
+  const int64_t inter = PullRows(cost, candidate.price, cost.inter_fs_per_byte);
+  const auto over = [&](int32_t rank) { return memory.load[rank] - context.Share(rank, level); };
   const auto amount = [&](int32_t from, int32_t expert, int32_t to) {
-    const int64_t excess = memory.load[from] - context.Share(from, level);
-    const int64_t room = context.Share(to, level) - memory.load[to];
-    const int64_t rows = memory.rows[expert];
-    return rows < excess ? (rows < room ? rows : room) : (excess < room ? excess : room);
+    return Min(memory.rows[expert], Min(over(from), -over(to)));
   };
-  team.ForEach(context.experts, [&](int32_t expert) { memory.rows[expert] = context.total[expert]; });
-  team.ForEach(ranks, [&](int32_t r) {
-    int64_t load = 0;
-    for (int32_t a = 0; a < context.mains; ++a) load += context.total[r * context.mains + a];
-    memory.load[r] = load;
-    memory.blocked[r] = 0;
-  });
-  team.ForEach(ranks * context.slots, [&](int32_t i) { memory.moved[i] = 0; });
-  team.Sync();
   while (true) {
     const Best from = team.ArgMax(ranks, [&](int32_t r) {
-      const bool over = memory.load[r] > context.Share(r, level);
-      return over && !memory.blocked[r] ? context.Level(r, memory.load[r]) : kNoKey;
+      return over(r) > 0 && !memory.blocked[r] ? context.Level(r, memory.load[r]) : kNoKey;
     });
-    if (!from.Found()) break;
+    if (!from.Found()) return;
     const Best best = team.ArgMax(context.mains * ranks, [&](int32_t i) {
       const int32_t expert = from.index * context.mains + i / ranks;
       const int32_t to = i % ranks;
-      if (to == from.index || memory.rows[expert] == 0 || memory.load[to] >= context.Share(to, level)) return kNoKey;
+      if (to == from.index || memory.rows[expert] == 0 || over(to) >= 0) return kNoKey;
       if (!context.MayHold(to, expert)) return kNoKey;
-      const bool held = state.InstanceOf(context, to, expert) >= 0;
-      if (!held && state.FreeSlots(context, to) == 0) return kNoKey;
-      const int64_t price = held ? 0 : context.DomainOf(to) == context.DomainOf(from.index) ? intra : inter;
-      return amount(from.index, expert, to) - price;
+      const int64_t rows = amount(from.index, expert, to);
+      if (state.InstanceOf(context, to, expert) >= 0) return rows;
+      if (state.FreeSlots(context, to) == 0) return kNoKey;
+      return rows - (context.DomainOf(to) == context.DomainOf(from.index) ? intra : inter);
     });
     team.Single([&] {
       if (!best.Found()) {
@@ -69,18 +60,32 @@ TOPOEP_STAGE void Greedy(Team& team, const Context& context, const Candidate& ca
       const int64_t rows = amount(from.index, expert, to);
       int32_t instance = state.InstanceOf(context, to, expert);
       for (int32_t n = 0; instance < 0; ++n) {
-        int32_t& slot = state.slot_expert[int64_t{to} * context.slots + n];
+        int32_t& slot = state.slot_expert[to * context.slots + n];
         if (slot >= 0) continue;
         slot = expert;
         instance = context.mains + n;
       }
-      memory.moved[int64_t{to} * context.slots + instance - context.mains] += rows;
+      memory.moved[to * context.slots + instance - context.mains] += rows;
       memory.rows[expert] -= rows;
       memory.load[from.index] -= rows;
       memory.load[to] += rows;
     });
     team.Sync();
   }
+}
+
+// From the empty plan.
+template <class Team>
+TOPOEP_STAGE void Greedy(Team& team, const Context& context, const Candidate& candidate, const SpreadMemory& memory,
+                         const Jobs& jobs, const State& state) {
+  team.ForEach(context.experts, [&](int32_t expert) { memory.rows[expert] = context.total[expert]; });
+  team.ForEach(context.ranks, [&](int32_t r) {
+    memory.load[r] = Sum(context.mains, [&](int32_t a) { return context.total[r * context.mains + a]; });
+    memory.blocked[r] = 0;
+  });
+  team.ForEach(context.ranks * context.slots, [&](int32_t i) { memory.moved[i] = 0; });
+  team.Sync();
+  MoveGreedily(team, context, candidate, memory, state);
   // A job for each expert that moved: its sources share every part alike. Mains come first, one for each job.
   team.ScanEach(
       1, context.experts + 1,
@@ -92,28 +97,21 @@ TOPOEP_STAGE void Greedy(Team& team, const Context& context, const Candidate& ca
   team.ForEach(context.experts, [&](int32_t expert) {
     if (jobs.index[expert + 1] == jobs.index[expert]) return;
     const int64_t job = jobs.index[expert];
-    jobs.slot[job] = expert;
+    int64_t* part = jobs.part + job * jobs.width;
     int32_t parts = 0;
-    for (int32_t i = 0; i < ranks * context.slots; ++i) {
+    for (int32_t i = 0; i < context.ranks * context.slots; ++i) {
       if (state.slot_expert[i] != expert) continue;
       memory.taker[job * jobs.width + parts] = i;
-      jobs.part[job * jobs.width + parts++] = memory.moved[i];
+      part[parts++] = memory.moved[i];
     }
-    jobs.part[job * jobs.width + parts] = memory.rows[expert];
+    part[parts] = memory.rows[expert];
+    jobs.slot[job] = expert;
     jobs.parts[job] = parts + 1;
-    for (int32_t s = 0; s < ranks; ++s) {
-      jobs.weight[job * ranks + s] = context.problem->omega[int64_t{s} * context.experts + expert];
-    }
+    for (int32_t s = 0; s < context.ranks; ++s) jobs.weight[job * context.ranks + s] = context.Omega(s, expert);
   });
   team.Sync();
   LayRests(team, context, num_jobs, jobs);
-  Apportion(team, context, num_jobs, jobs, [&](int32_t job, int32_t source, int32_t part, int32_t rows) {
-    if (part + 1 == jobs.parts[job]) return;
-    const int32_t taker = memory.taker[int64_t{job} * jobs.width + part];
-    const int32_t expert = jobs.slot[job];
-    team.Add(state.Quota(context, source, taker / context.slots, context.mains + taker % context.slots), rows);
-    team.Add(state.Quota(context, source, expert / context.mains, expert % context.mains), -rows);
-  });
+  HandOut(team, context, num_jobs, memory, jobs, state, [&](int32_t expert) { return context.MainItem(expert); });
 }
 
 }  // namespace topoep

@@ -7,6 +7,7 @@
 
 #include "xla_ffi/plan/cost.h"
 #include "xla_ffi/plan/finish.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/effort.h"
 #include "xla_ffi/plan/topoep/measure.h"
@@ -25,13 +26,12 @@ struct Request {
 
 struct ImproveMemory {
   TOPOEP_BODY ImproveMemory(const Context& context, Arena& arena)
-      : measures{Measure(context, arena), Measure(context, arena), Measure(context, arena)},
-        holders(context, arena),
-        request(arena.Take<Request>(context.ranks)),
-        amount(arena.Take<int64_t>(context.ranks)),
-        take(arena.Take<int32_t>(int64_t{context.ranks} * context.ranks)),
-        cost_words(arena.Take<int64_t>(CostMemory::NumWords(*context.problem))),
-        cost_bests(arena.Take<Best>(Links::kNumBests)) {}
+      : measures{Measure(context, arena), Measure(context, arena), Measure(context, arena)}, holders(context, arena) {
+    arena.Take(context.ranks, &request, &amount);
+    arena.Take(int64_t{context.ranks} * context.ranks, &take);
+    arena.Take(CostMemory::NumWords(*context.problem), &cost_words);
+    arena.Take(Links::kNumBests, &cost_bests);
+  }
 
   Measure measures[3];  // the plan as it is, as a round would make it, and one that a slow lane may still look at
   Holders holders;
@@ -75,9 +75,8 @@ class Improver {
     ApplyPending();
     team_.ForEach(context_.ranks, [&](int32_t r) {
       for (int32_t n = 0; n < context_.slots; ++n) {
-        const int64_t item = int64_t{r} * context_.instances + context_.mains + n;
-        int32_t& expert = state_.slot_expert[int64_t{r} * context_.slots + n];
-        if (Now().rows[item] == 0 && expert >= 0) expert = -1;
+        const int32_t item = r * context_.instances + context_.mains + n;
+        if (Now().rows[item] == 0) state_.slot_expert[r * context_.slots + n] = -1;
       }
     });
   }
@@ -138,7 +137,7 @@ class Improver {
     bound_ = target != Target::kLevel;
     kind_ = kind;
     const int64_t fair = context_.Fair();
-    load_cut_ = bound_ ? fair + FloorHalf(now.Level() - fair) : fair;
+    load_cut_ = bound_ ? fair + ((now.Level() - fair) >> 1) : fair;
     inter_cut_ = (now.TotalInter() / context_.ranks + now.Inter()) / 2;
     Copy(team_, now, next);
     ApplyPending();
@@ -155,20 +154,29 @@ class Improver {
     if (!any) return false;
     FindBest(team_, context_, memory_.holders, next);
     const int64_t cost = CostOf(next, target);
-    if (cost < cost_) {
-      cost_ = cost;
-      before_ = now_;
-      now_ = then;
-      pending_ = true;
-      return true;
-    }
-    return false;
+    if (cost >= cost_) return false;
+    cost_ = cost;
+    before_ = now_;
+    now_ = then;
+    pending_ = true;
+    return true;
   }
 
-  // Quotas follow the measure late: the lane that took the rows moves them, while nobody reads quotas.
+  // Quotas follow the measure late: the lane that took the rows moves them, while nobody reads quotas. It may go on to
+  // its next request without a barrier.
   TOPOEP_BODY void ApplyPending() {
-    if (pending_) Apply();
+    if (!pending_) return;
     pending_ = false;
+    team_.ForEach(context_.ranks, [&](int32_t r) {
+      if (memory_.amount[r] <= 0) return;
+      const int32_t item = memory_.request[r].from;
+      const int32_t* take = memory_.take + int64_t{r} * context_.ranks;
+      for (int32_t s = 0; s < context_.ranks; ++s) {
+        if (take[s] == 0) continue;
+        team_.Add(state_.Quota(context_, s, item / context_.instances, item % context_.instances), -take[s]);
+        team_.Add(state_.Quota(context_, s, r, memory_.request[r].to), take[s]);
+      }
+    });
   }
 
   TOPOEP_BODY int64_t Over(int32_t rank) const {
@@ -179,7 +187,7 @@ class Improver {
   }
   TOPOEP_BODY int64_t InterRoom(int32_t rank) const {
     if (!bound_) return kMaxRows;
-    return NotNegative((kind_ == Kind::kInbound ? inter_cut_ : Now().Inter()) - Now().inter_in[rank]);
+    return Max((kind_ == Kind::kInbound ? inter_cut_ : Now().Inter()) - Now().inter_in[rank], 0);
   }
 
   // What rank r asks for: the most rows that one of its instances could take over from another of the same expert.
@@ -206,27 +214,27 @@ class Improver {
     if (over <= 0) return;
     const int32_t there = context_.DomainOf(to);
     const int32_t here = context_.DomainOf(from);
-    const int64_t item = int64_t{from} * context_.instances + from_instance;
-    const int64_t* by_domain = Now().by_domain + item * context_.num_domains;
+    const int32_t item = from * context_.instances + from_instance;
+    const int64_t* by_domain = Now().by_domain + int64_t{item} * context_.num_domains;
     const int64_t rows = Now().rows[item];
     const int64_t back = there != here ? by_domain[there] : 0;
     int64_t movable = 0;
     switch (kind_) {
       case Kind::kLoad:
-        movable = by_domain[there] + Smaller(InterRoom(to), rows - by_domain[there]);
+        movable = by_domain[there] + Min(InterRoom(to), rows - by_domain[there]);
         break;
       case Kind::kInbound:
-        movable = back + Smaller(InterRoom(to), rows - by_domain[here] - back);
+        movable = back + Min(InterRoom(to), rows - by_domain[here] - back);
         break;
       case Kind::kHome:
         movable = back;
         break;
     }
-    const int64_t want = Smaller(Smaller(slack, over), movable);
+    const int64_t want = Min(Min(slack, over), movable);
     const int32_t best_from = best.from < 0 ? 0 : best.from / context_.instances;
     const bool first = best.to < 0 || to_instance < best.to || (to_instance == best.to && from < best_from);
     if (want > best.want || (want > 0 && want == best.want && first)) {
-      best = Request{want, static_cast<int32_t>(item), to_instance};
+      best = Request{want, item, to_instance};
     }
   }
 
@@ -242,14 +250,14 @@ class Improver {
       if (other.want <= 0 || other.from >= request.from || other.from / context_.instances != giver) continue;
       if (IsLargest(o)) left -= other.want;
     }
-    return NotNegative(Smaller(left, request.want));
+    return Max(Min(left, request.want), 0);
   }
   TOPOEP_BODY bool IsLargest(int32_t r) const {
     const Request& request = memory_.request[r];
     for (int32_t o = 0; o < context_.ranks; ++o) {
       const Request& other = memory_.request[o];
       if (other.from != request.from) continue;
-      if (other.want > request.want || (other.want == request.want && o < r)) return false;
+      if (IsLess(request.want, other.want, o, r)) return false;
     }
     return true;
   }
@@ -271,7 +279,7 @@ class Improver {
     switch (kind_) {
       case Kind::kLoad:
         if (source_class != 4 || !bound_) return rows;
-        return Smaller(rows, NotNegative(Now().Inter() - Now().inter_out[source]));
+        return Min(rows, Max(Now().Inter() - Now().inter_out[source], 0));
       case Kind::kInbound:
         return is_inter ? rows : 0;
       case Kind::kHome:
@@ -293,12 +301,12 @@ class Improver {
     for (int32_t i = 0; i < kClasses; ++i) start[i + 1] += start[i];
     int64_t most = start[kClasses];
     if (kind_ == Kind::kLoad || kind_ == Kind::kInbound) most = start[3] + InterRoom(r);
-    amount = Smaller(amount, most);
+    amount = Min(amount, most);
     int64_t taken = 0;
     for (int32_t s = 0; s < context_.ranks; ++s) {
       const int64_t rows = Limit(s, r, item);
       int64_t& before = start[ClassOf(s, r, from)];
-      take[s] = static_cast<int32_t>(Smaller(rows, NotNegative(amount - before)));
+      take[s] = static_cast<int32_t>(Min(rows, Max(amount - before, 0)));
       before += rows;
       taken += take[s];
       if (take[s] == 0) continue;
@@ -307,24 +315,6 @@ class Improver {
     }
     memory_.amount[r] = taken;
   }
-
-  // A lane applies what it took itself: it may go on to its next request without a barrier.
-  TOPOEP_BODY void Apply() {
-    team_.ForEach(context_.ranks, [&](int32_t r) {
-      if (memory_.amount[r] <= 0) return;
-      const int32_t item = memory_.request[r].from;
-      const int32_t* take = memory_.take + int64_t{r} * context_.ranks;
-      for (int32_t s = 0; s < context_.ranks; ++s) {
-        if (take[s] == 0) continue;
-        team_.Add(state_.Quota(context_, s, item / context_.instances, item % context_.instances), -take[s]);
-        team_.Add(state_.Quota(context_, s, r, memory_.request[r].to), take[s]);
-      }
-    });
-  }
-
-  TOPOEP_BODY static int64_t Smaller(int64_t a, int64_t b) { return a < b ? a : b; }
-  TOPOEP_BODY static int64_t NotNegative(int64_t a) { return a > 0 ? a : 0; }
-  TOPOEP_BODY static int64_t FloorHalf(int64_t a) { return (a - (a < 0 && a % 2 != 0)) / 2; }
 
   Team& team_;
   const Context& context_;

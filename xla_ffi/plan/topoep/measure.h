@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/cost.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/state.h"
 
@@ -14,10 +15,10 @@ namespace topoep {
 // The slots that hold each expert when improvement starts, as lists in ascending order. Slots freed later stay in them,
 // without rows.
 struct Holders {
-  TOPOEP_BODY Holders(const Context& context, Arena& arena)
-      : first(arena.Take<int32_t>(context.experts)),
-        next(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)),
-        expert(arena.Take<int32_t>(int64_t{context.ranks} * context.slots)) {}
+  TOPOEP_BODY Holders(const Context& context, Arena& arena) {
+    arena.Take(context.experts, &first);
+    arena.Take(int64_t{context.ranks} * context.slots, &next, &expert);
+  }
 
   int32_t* first;   // [E] lowest slot r * N + n that holds the expert, -1: none
   int32_t* next;    // [R, N] the next one, -1: none
@@ -83,8 +84,6 @@ struct Measure {
   int64_t* total;      // [2] of all ranks: inter rows, intra rows
 };
 
-TOPOEP_BODY inline int64_t LargerOf(int64_t a, int64_t b) { return a > b ? a : b; }
-
 // Whether a slot's replica has rows and must be pulled from another domain, or else from its own.
 TOPOEP_BODY inline bool IsPulled(const Context& context, const Holders& holders, const Measure& measure, bool inter,
                                  int32_t slot) {
@@ -92,23 +91,21 @@ TOPOEP_BODY inline bool IsPulled(const Context& context, const Holders& holders,
   if (expert < 0) return false;
   const int32_t rank = slot / context.slots;
   if ((context.Home(expert) != context.DomainOf(rank)) != inter) return false;
-  return measure.rows[int64_t{rank} * context.instances + context.mains + slot % context.slots] > 0;
+  return measure.rows[rank * context.instances + context.mains + slot % context.slots] > 0;
 }
 
 // Copies that a rank receives, or sends of its mains, whichever are more.
 TOPOEP_BODY inline int64_t MostPulls(const Context& context, const Holders& holders, const Measure& measure, bool inter,
                                      int32_t rank) {
-  int64_t in = 0;
+  const int64_t in = Sum(
+      context.slots, [&](int32_t n) { return IsPulled(context, holders, measure, inter, rank * context.slots + n); });
   int64_t out = 0;
-  for (int32_t n = 0; n < context.slots; ++n) {
-    in += IsPulled(context, holders, measure, inter, rank * context.slots + n);
-  }
   for (int32_t expert = rank * context.mains; expert < (rank + 1) * context.mains; ++expert) {
     for (int32_t slot = holders.first[expert]; slot >= 0; slot = holders.next[slot]) {
       out += IsPulled(context, holders, measure, inter, slot);
     }
   }
-  return LargerOf(in, out);
+  return Max(in, out);
 }
 
 // What is maximal over ranks as best[what].
@@ -116,24 +113,12 @@ TOPOEP_BODY inline int64_t Dimension(const Context& context, const Holders& hold
                                      int32_t what, int32_t rank) {
   const Problem& problem = *context.problem;
   if (what == 0) return context.Level(rank, measure.load[rank]);
-  if (what == 1) return LargerOf(measure.inter_in[rank], measure.inter_out[rank]);
-  if (what == 2) return LargerOf(measure.intra_in[rank], measure.intra_out[rank]);
+  if (what == 1) return Max(measure.inter_in[rank], measure.inter_out[rank]);
+  if (what == 2) return Max(measure.intra_in[rank], measure.intra_out[rank]);
   if (what >= 5) return MostPulls(context, holders, measure, what == 5, rank);
-  const int64_t* rows = measure.rows + int64_t{rank} * context.instances;
-  if (what == 3) {
-    int64_t padded = 0;
-    int64_t active = 0;
-    for (int32_t j = 0; j < context.instances; ++j) {
-      padded += PaddedRows(problem.cost, rows[j]);
-      active += rows[j] > 0;
-    }
-    return RankComputePs(problem, rank, padded, active);
-  }
-  int64_t aligned = 0;
-  for (int32_t j = 0; j < context.instances; ++j) {
-    aligned += (rows[j] + problem.block_rows - 1) / problem.block_rows * problem.block_rows;
-  }
-  return aligned;
+  const int64_t* rows = measure.rows + rank * context.instances;
+  if (what == 3) return RankComputePs(problem, rank, rows, context.instances);
+  return Sum(context.instances, [&](int32_t j) { return CeilDiv(rows[j], problem.block_rows) * problem.block_rows; });
 }
 
 template <class Team>
@@ -170,8 +155,7 @@ TOPOEP_BODY void Count(Team& team, const Context& context, const State& state, c
     for (int32_t r = 0; r < context.ranks; ++r) {
       if (r == s) continue;
       const int32_t* quota = state.Quota(context, s, r, 0);
-      int64_t rows = 0;
-      for (int32_t j = 0; j < context.instances; ++j) rows += quota[j];
+      const int64_t rows = Sum(context.instances, [&](int32_t j) { return quota[j]; });
       (context.DomainOf(r) == context.DomainOf(s) ? intra : inter) += rows;
     }
     measure.inter_out[s] = inter;

@@ -5,20 +5,19 @@
 
 #include <cstdint>
 
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 
 struct Selection {
-  TOPOEP_BODY Selection(const Context& context, Arena& arena)
-      : width(context.largest_domain * context.slots),
-        selected(arena.Take<int32_t>(int64_t{context.num_domains} * width)),
-        count(arena.Take<int32_t>(context.num_domains)),
-        served(arena.Take<int32_t>(int64_t{context.num_domains} * context.experts)),
-        home_rows(arena.Take<int64_t>(context.experts)),
-        domain_rows(arena.Take<int64_t>(context.num_domains)),
-        scan(arena.Take<int64_t>(int64_t{context.num_domains} * context.experts)) {}
+  TOPOEP_BODY Selection(const Context& context, Arena& arena) : width(context.largest_domain * context.slots) {
+    arena.Take(int64_t{context.num_domains} * width, &selected);
+    arena.Take(context.num_domains, &count, &domain_rows);
+    arena.Take(context.experts, &home_rows);
+    arena.Take(int64_t{context.num_domains} * context.experts, &served, &scan);
+  }
 
   int32_t width;         // slots of the largest domain
   int32_t* selected;     // [M, width] experts, best first
@@ -33,9 +32,9 @@ struct Selection {
 template <class Team>
 TOPOEP_STAGE void Select(Team& team, const Context& context, const Candidate& candidate, const Selection& selection) {
   const int32_t pairs = context.num_domains * context.experts;
-  const int64_t stays = candidate.inbound == 0 ? -1 : context.MeanInbound() * candidate.inbound / 16;
+  const int64_t stays = candidate.inbound == 0 ? -1 : context.MeanInbound() * candidate.inbound / kSixteenths;
   const auto limit = [&](int32_t domain) {
-    return (candidate.sixteenths * context.domains.Size(domain) * context.slots + 15) / 16;
+    return CeilDiv(candidate.sixteenths * context.domains.Size(domain) * context.slots, kSixteenths);
   };
   const auto chosen = [&](int32_t domain, int32_t at) {
     const int32_t expert = context.ranked[context.At(domain, at)];
@@ -66,10 +65,9 @@ TOPOEP_STAGE void Select(Team& team, const Context& context, const Candidate& ca
     team.Add(&selection.domain_rows[domain], context.demand[i]);
   });
   team.ForEach(context.experts, [&](int32_t expert) {
-    int64_t rows = context.total[expert];
-    for (int32_t d = 0; d < context.num_domains; ++d) {
-      if (serves(d, expert)) rows -= context.demand[context.At(d, expert)];
-    }
+    const int64_t rows = context.total[expert] - Sum(context.num_domains, [&](int32_t d) {
+                           return serves(d, expert) ? context.demand[context.At(d, expert)] : 0;
+                         });
     selection.home_rows[expert] = rows;
     team.Add(&selection.domain_rows[context.Home(expert)], rows);
   });

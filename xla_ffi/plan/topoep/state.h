@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/topoep/context.h"
 #include "xla_ffi/team/team.h"
 
@@ -24,20 +25,19 @@ struct State {
   // The expert of an instance, -1 for a free slot.
   TOPOEP_BODY int32_t ExpertOf(const Context& context, int32_t rank, int32_t instance) const {
     return instance < context.mains ? rank * context.mains + instance
-                                    : slot_expert[int64_t{rank} * context.slots + instance - context.mains];
+                                    : slot_expert[rank * context.slots + instance - context.mains];
   }
   // The instance of an expert on a rank, or -1.
   TOPOEP_BODY int32_t InstanceOf(const Context& context, int32_t rank, int32_t expert) const {
     if (expert / context.mains == rank) return expert % context.mains;
     for (int32_t n = 0; n < context.slots; ++n) {
-      if (slot_expert[int64_t{rank} * context.slots + n] == expert) return context.mains + n;
+      if (slot_expert[rank * context.slots + n] == expert) return context.mains + n;
     }
     return -1;
   }
   TOPOEP_BODY int32_t FreeSlots(const Context& context, int32_t rank) const {
-    int32_t count = 0;
-    for (int32_t n = 0; n < context.slots; ++n) count += slot_expert[int64_t{rank} * context.slots + n] < 0;
-    return count;
+    return static_cast<int32_t>(
+        Sum(context.slots, [&](int32_t n) { return slot_expert[rank * context.slots + n] < 0; }));
   }
 
   int32_t* slot_expert;  // [R, N], -1: free
@@ -53,8 +53,7 @@ TOPOEP_STAGE void SetEmpty(Team& team, const Context& context, const State& stat
     const int32_t rank = i % context.ranks;
     int32_t* rows = state.Quota(context, source, rank, 0);
     for (int32_t j = 0; j < context.instances; ++j) {
-      rows[j] =
-          j < context.mains ? context.problem->omega[int64_t{source} * context.experts + rank * context.mains + j] : 0;
+      rows[j] = j < context.mains ? context.Omega(source, rank * context.mains + j) : 0;
     }
   });
 }

@@ -1,11 +1,16 @@
-#include "xla_ffi/plan/cost.h"
+// The cost of a plan on one lane.
+
+#ifndef TOPOEP_TESTS_CC_PREDICT_H_
+#define TOPOEP_TESTS_CC_PREDICT_H_
 
 #include <cstdint>
 #include <vector>
 
+#include "xla_ffi/plan/cost.h"
+
 namespace topoep {
 
-int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, const int32_t* quota) {
+inline int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, const int32_t* quota) {
   SerialTeam team;
   const DomainTable domains(problem);
   std::vector<int64_t> words(CostMemory::NumWords(problem));
@@ -14,3 +19,5 @@ int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, const int3
 }
 
 }  // namespace topoep
+
+#endif  // TOPOEP_TESTS_CC_PREDICT_H_
