@@ -26,7 +26,7 @@ def figure_9(tmp_path):
     """The paper's example, a thousandfold: rank 0 sends 8,000 rows to expert 4 of the other domain."""
     np.save(tmp_path / "figure9.npy", FIGURE_9)
     trace = f"--trace={tmp_path / 'figure9.npy'}"
-    return ("explain", trace, "--domains=2", "--hidden=64", "--ffn=64", "--slots=1", "--planner=topoep_paper")
+    return ("explain", trace, "--domains=2", "--hidden=64", "--ffn=64", "--num_slots=1", "--planner=topoep_paper")
 
 
 def test_figure_9(capsys, figure_9):

@@ -148,8 +148,8 @@ def test_cap(capsys):
 
 def test_slots(capsys):
     command = (*QWEN, "--planner=topoep_paper", "--tokens=256")
-    assert records(capsys, *command, "--slots=0")[0]["num_replicas"] == 0
-    assert records(capsys, *command, "--slots=1")[0]["num_replicas"] <= 32
+    assert records(capsys, *command, "--num_slots=0")[0]["num_replicas"] == 0
+    assert records(capsys, *command, "--num_slots=1")[0]["num_replicas"] <= 32
 
 
 def test_pulls_are_priced(capsys):
@@ -163,12 +163,12 @@ def test_pulls_are_priced(capsys):
 def test_bounds(capsys, tmp_path):
     pytest.importorskip("scipy")
     _, command = small_trace(tmp_path)
-    out = run(capsys, *command, "--bounds", "--seeds=1", "--slots=1", "--planner=none,topoep_paper")
+    out = run(capsys, *command, "--bounds", "--seeds=1", "--num_slots=1", "--planner=none,topoep_paper")
     assert "quota bound ms" in out
     optimum = float(out.split("no legal plan is faster than ")[1].split()[0])
-    (record,) = records(capsys, *command, "--seeds=1", "--slots=1", "--planner=topoep_paper")
+    (record,) = records(capsys, *command, "--seeds=1", "--num_slots=1", "--planner=topoep_paper")
     assert 0 < optimum <= record["objective_ms"] + 5e-4
-    assert cli.main([*command, "--bounds", "--seeds=1", "--slots=1", "--json"]) == 0
+    assert cli.main([*command, "--bounds", "--seeds=1", "--num_slots=1", "--json"]) == 0
     out, err = capsys.readouterr()
     assert list(json.loads(out)[0]) == KEYS
     assert "quota bound ms" in err
@@ -200,8 +200,8 @@ def test_usage(capsys):
         ((*QWEN, "--seeds=two"), "--seeds=two"),
         ((*QWEN, "--tokens=0"), "--tokens=0"),
         ((*QWEN, "--tokens=100000000"), "--tokens=100000000 makes 2^31 rows or more"),
-        ((*QWEN, "--slots=-1"), "--slots=-1"),
-        ((*QWEN, "--slots=125"), "num_slots=125 must be within 0..124"),
+        ((*QWEN, "--num_slots=-1"), "--num_slots=-1"),
+        ((*QWEN, "--num_slots=125"), "num_slots=125 must be within 0..124"),
         ((*QWEN, "--cap_factor=-1"), "cap_factor=-1.0 must be a finite positive number"),
         ((*QWEN, "--block_rows=0"), "--block_rows=0"),
         ((*QWEN, "--objective=fun"), "--objective=fun"),
@@ -228,7 +228,7 @@ def test_bad_flags(capsys, arguments, message):
         (("--skew=-1",), "belongs to synthetic demand, not to a --trace"),
         (("--tokens=1",), "belongs to synthetic demand, not to a --trace"),
         (("--seeds=3",), "--seeds=3, but"),
-        (("--experts=9",), "has 8 experts, but 9 were asked for"),
+        (("--num_experts=9",), "has 8 experts, but 9 were asked for"),
         (("--hidden=100000000000",), "check the units"),
     ],
     ids=lambda value: value if isinstance(value, str) else " ".join(value),

@@ -133,7 +133,7 @@ def test_a_trace_without_rows_has_no_step(capsys, tmp_path):
 
 @pytest.mark.parametrize("hardware", ["h800", "h800_fitted"])
 def test_without_slots_equal_plans_take_equal_time(capsys, hardware):
-    command = (*QWEN, "--tokens=256", "--slots=0", f"--hardware={hardware}", "--dense_ms=0")
+    command = (*QWEN, "--tokens=256", "--num_slots=0", f"--hardware={hardware}", "--dense_ms=0")
     plain, other = records(capsys, *command)
     assert (plain["planner"], other["planner"]) == ("none", "topoep_paper")
     assert other["layer_phases_ms"] == plain["layer_phases_ms"]

@@ -163,7 +163,7 @@ def test_padding_has_no_skew(capsys, tmp_path):
     np.savez(tmp_path / "none.npz", expert_idx=idx)
     idx[:, 1] = 0
     np.savez(tmp_path / "half.npz", expert_idx=idx)
-    none, half = (("trace", f"--trace={tmp_path / name}.npz", "--experts=4") for name in ("none", "half"))
+    none, half = (("trace", f"--trace={tmp_path / name}.npz", "--num_experts=4") for name in ("none", "half"))
     assert "nothing was routed: every token of the trace is padding" in error(capsys, *none)
     found = json.loads(run(capsys, *half, "--json", f"--png={tmp_path / 'half.png'}"))
     assert {value for key, value in found["layers"][0].items() if key != "layer"} == {None}
@@ -205,7 +205,7 @@ def test_the_picture(capsys, path, tmp_path):
         (("--trace=none.npz",), "--trace=none.npz: there is no such file"),
         (("--trace={path}", "--top=16"), "top=16 must lie in 1..15"),
         (("--trace={path}", "--top=0"), "--top=0"),
-        (("--trace={path}", "--experts=8"), "has 16 experts, but 8 were asked for"),
+        (("--trace={path}", "--num_experts=8"), "has 16 experts, but 8 were asked for"),
         (("--trace={path}", "--png=a.pdf"), "--png=a.pdf must end in .png"),
         (("--trace={path}", "--png=no/where.png"), "there is no folder no"),
     ],
@@ -223,7 +223,7 @@ def test_bad_flags(capsys, path, arguments, message):
         ("--ffn=33", "--ffn=33, but {path} has ffn=32"),
         ("--domains=3", "--domains=3 does not divide the 4 ranks of {path}"),
         ("--model=e640", "{path} has 16 experts, but 640 were asked for"),
-        ("--experts=8", "{path} has 16 experts, but 8 were asked for"),
+        ("--num_experts=8", "{path} has 16 experts, but 8 were asked for"),
     ],
 )
 def test_flags_may_not_contradict_the_file(capsys, path, command, flag, message):
@@ -268,7 +268,14 @@ def test_simulate_needs_nothing_but_the_file(capsys, routing, path, tmp_path):
     rows = (routing >= 0).sum() / (6 * 3)
     assert record["tokens_per_second"] == pytest.approx(1e3 * rows / 2 / record["step_ms"])
     np.savez(tmp_path / "mine.npz", expert_idx=routing)
-    mine = (f"--trace={tmp_path / 'mine.npz'}", "--experts=16", "--hidden=64", "--ffn=32", "--domains=2", "--layers=3")
+    mine = (
+        f"--trace={tmp_path / 'mine.npz'}",
+        "--num_experts=16",
+        "--hidden=64",
+        "--ffn=32",
+        "--domains=2",
+        "--layers=3",
+    )
     (other,) = json.loads(run(capsys, "simulate", *mine, *command[2:]))
     assert other == {**record, "model": "mine.npz"}
 

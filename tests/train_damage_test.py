@@ -10,13 +10,12 @@ from collections.abc import Callable
 import jax
 import numpy as np
 import pytest
-from absl import flags
 
 from models.checkpoint import digests
 from models.checkpoint.commands import main
 from tests.train_runs import settings
 from train.checkpoint import CheckpointError, Checkpoints
-from train.config import TrainConfig, define_flags, from_flags
+from train.config import TrainConfig, define, from_flags
 from train.state import TrainState
 from train.step import Program, build
 
@@ -273,8 +272,7 @@ def test_where_nothing_can_be_written(run, program, tell):
 
 def test_settings_that_cannot_be_read(run, tell):
     overwrite(run / "config.json", half)
-    values = flags.FlagValues()
-    define_flags(values)
+    values = define()
     values(["train", "--resume", f"--run_dir={run}"])
     with pytest.raises(ValueError, match=r"config.json is damaged.* --init_from=.*/checkpoints$") as error:
         from_flags(values)

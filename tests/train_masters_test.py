@@ -10,14 +10,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from absl import flags
 
 from models import checkpoint
 from models.checkpoint.commands import main
 from tests.train_runs import metrics_of, restored, settings
 from train import pretrain
 from train.checkpoint import CheckpointError, Checkpoints
-from train.config import TrainConfig, define_flags, from_flags
+from train.config import TrainConfig, define, from_flags
 from train.optimizer import wide
 from train.step import Program, build
 
@@ -136,8 +135,7 @@ def test_a_run_takes_the_model_of_its_weights(narrow_run, tmp_path):
     """No --model is needed; the folder may be gone when the run goes on; a --model that does not fit is refused."""
 
     def parse(*arguments: str) -> TrainConfig:
-        values = flags.FlagValues()
-        define_flags(values)
+        values = define()
         values(["train", *arguments])
         return from_flags(values)
 

@@ -167,10 +167,7 @@ class Knobs:
         plans=True,
     )
     tile_rows: int = knob(
-        0,
-        "rows to which the planner thinks an instance padded in compute: the GEMM's tile; 0: none",
-        least=0,
-        plans=True,
+        0, "rows to a multiple of which compute pads those of an instance, in time; 0: none", least=0, plans=True
     )
 
     def __new__(cls, *_: Any, **given: Any) -> Self:
@@ -202,14 +199,16 @@ class Layer(Knobs):
 class Frozen:
     """A dataclass that stays as it was made; `frozen=True` would not let it inherit from those that linen needs."""
 
+    __slots__ = ("_made",)
+
     def __setattr__(self, name: str, value: Any) -> None:
-        if "_made" in vars(self):
+        if getattr(self, "_made", False):
             raise dataclasses.FrozenInstanceError(f"{name} cannot be set: dataclasses.replace makes another one")
         object.__setattr__(self, name, value)
 
     def freeze(self) -> None:
         """From here on no field can be set."""
-        vars(self)["_made"] = True
+        self._made = True
 
 
 def fields_of(cls: Any) -> Iterator[tuple[dataclasses.Field[Any], Any, Knob]]:

@@ -11,10 +11,9 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 from jax.sharding import Mesh
 
-from train.config import TrainConfig, define_flags
+from train.config import TrainConfig, define
 from train.mesh import arrange, over_ranks
 from train.part import overflow_of
 from train.stages import Stage
@@ -74,8 +73,7 @@ def stage_of(mesh: Mesh, index: int, count: int, *arguments: str) -> Stage:
 
 def parse(mesh: Mesh, *arguments: str) -> TrainConfig:
     """The settings of these flags on all devices of `mesh`. Raises ValueError where one is out of range."""
-    values = flags.FlagValues()
-    define_flags(values)
+    values = define()
     values(["train.aot", *arguments])
     given: dict[str, Any] = {name: values[name].value for name in values if values[name].present}
     return TrainConfig(**{**given, "ep": mesh.size // (given.get("dp") or 1)})

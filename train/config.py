@@ -9,20 +9,15 @@ import pathlib
 from collections.abc import Callable, Sequence
 from typing import Any, get_args
 
-from absl import flags
-
 from models import MODEL_TYPES, DeepSeekV2Config, GLM4MoEConfig, Qwen3MoEConfig
 from models.checkpoint import read_config
 from models.checkpoint.folder import config_faults, config_file
 from models.decoder import Remat
 from topoep_jax import launch
-from topoep_jax.knobs import Transport
-from topoep_jax.plan.reference import DEFAULT_PLANNER
+from topoep_jax._integers import is_integer
+from topoep_jax.cli.flags import Flags
+from topoep_jax.knobs import KNOBS, Frozen, Knobs, change, check, fields_of, knob
 
-flags.disclaim_key_flags()  # They belong to the program that defines them, or its --help would not list them.
-
-TRANSPORTS = get_args(Transport)
-OVERFLOWS = ("", "loop", "flag")
 REMATS = get_args(Remat)
 FLOATS = ("bfloat16", "float32")
 ModelConfig = Qwen3MoEConfig | GLM4MoEConfig | DeepSeekV2Config
@@ -40,111 +35,97 @@ MODELS: dict[str, Callable[[], ModelConfig]] = {
 _DEVICE_FLAG = "--xla_force_host_platform_device_count"
 
 
-def _setting(default: Any, meaning: str) -> Any:
-    return dataclasses.field(default=default, metadata={"help": meaning})
+@dataclasses.dataclass(unsafe_hash=True, kw_only=True)
+class TrainConfig(Frozen, Knobs):
+    """Everything that decides a run. Each field with a `Knob` is a flag; `config.json` keeps them all.
 
+    The knobs of the model's layers (`topoep_jax.knobs`) are settings, too; those with another default stand here again.
+    """
 
-@dataclasses.dataclass(frozen=True)
-class TrainConfig:
-    """Everything that decides a run. Each field with a help text is a flag; `config.json` keeps them all."""
+    block_rows: int = change("block_rows", 32)
+    overflow: Any = change(  # Not known before the devices are, and dropped rows would be another model.
+        "overflow",
+        None,
+        choices=("loop", "flag"),
+        unset="loop on CPU, flag elsewhere, where such a step changes nothing and runs again with loop",
+    )
 
-    data: tuple[str, ...] = _setting(
+    data: tuple[str, ...] = knob(
         (),
         "globs of .txt and .jsonl files (field 'text'), or of .npy vectors of token ids; default: Python's own library",
     )
-    steps: int = _setting(150, "optimizer steps of the whole run")
-    run_dir: str = _setting("", "folder of the run; default: the next free runs/NNNN (the last one with --resume)")
-    resume: bool = _setting(
-        False, "go on from the last checkpoint in --run_dir with its settings; flags given override"
-    )
-    restore: int = _setting(
+    steps: int = knob(150, "optimizer steps of the whole run", least=1)
+    run_dir: str = knob("", "folder of the run; default: the next free runs/NNNN (the last one with --resume)")
+    resume: bool = knob(False, "go on from the last checkpoint in --run_dir with its settings; flags given override")
+    restore: int = knob(
         -1, "step of the checkpoint that --resume goes on from, where it is not the last; later ones are set aside"
     )
-    save_every: int = _setting(50, "steps between checkpoints; the last step is always saved")
-    record_routing: int = _setting(
-        0, "record the experts of every n-th step's tokens in routing.npz, for `topoep trace`; 0: of none"
+    save_every: int = knob(50, "steps between checkpoints; the last step is always saved", least=1)
+    record_routing: int = knob(
+        0,
+        "record the experts of every n-th step's tokens in routing.npz, for `topoep trace`; 0: of none",
+        least=0,
     )
-    seed: int = _setting(0, "seed of parameters and of the order of the data")
+    seed: int = knob(0, "seed of parameters and of the order of the data", least=0)
 
-    model: str = _setting(
+    model: str = knob(
         "qwen3-tiny",
         f"one of {', '.join(MODELS)}; a tiny one fits a laptop, 30B with AdamW takes 500 GB; default: that of"
         " --init_from, if there is one",
     )
-    shape: str = _setting(
+    shape: str = knob(
         "", "changes to the model's shapes, as in num_layers=2,ffn=96; a name that is none tells which there are"
     )
-    init_from: str = _setting(
+    init_from: str = knob(
         "",
         "folder whose weights the run starts from, in Hugging Face's format or the trainer's own; default: random",
     )
-    dtype: str = _setting("bfloat16", "compute type, bfloat16 or float32")
-    param_dtype: str = _setting(
-        "", "of the parameters; bfloat16 has float32 masters in the optimizer; default: float32 on CPU, else bfloat16"
+    dtype: str = knob("bfloat16", "compute type", choices=FLOATS)
+    param_dtype: str = knob(
+        "",
+        "of the parameters; bfloat16 has float32 masters in the optimizer; default: float32 on CPU, else bfloat16",
+        choices=("", *FLOATS),
     )
-    remat: str = _setting(
-        "none", "what each layer's backward pass makes again: none, full (all but its input), dots (all but products)"
+    remat: str = knob(
+        "none",
+        "what each layer's backward pass makes again: none, full (all but its input), dots (all but products)",
+        choices=REMATS,
     )
-    balance_loss: bool = _setting(
+    balance_loss: bool = knob(
         False, "train with the auxiliary losses, and the rule of the selection bias, that the model was trained with"
     )
 
-    batch_size: int = _setting(8, "sequences per step over all ranks, a multiple of --ep x --dp x --microbatches")
-    microbatches: int = _setting(1, "parts of a batch that run one after the other; their gradients are added up")
-    seq_len: int = _setting(256, "tokens per sequence")
-    lr: float = _setting(1e-3, "peak learning rate")
-    warmup: int = _setting(20, "steps of linear warm-up; a cosine to a tenth of the peak follows")
-    weight_decay: float = _setting(0.1, "decoupled weight decay; norms are exempt")
-    clip: float = _setting(1.0, "largest global norm of the gradient")
+    batch_size: int = knob(8, "sequences per step over all ranks, a multiple of --ep x --dp x --microbatches", least=1)
+    microbatches: int = knob(1, "parts of a batch that run one after the other; their gradients are added up", least=1)
+    seq_len: int = knob(256, "tokens per sequence", least=1)
+    lr: float = knob(1e-3, "peak learning rate")
+    warmup: int = knob(20, "steps of linear warm-up; a cosine to a tenth of the peak follows", least=0)
+    weight_decay: float = knob(0.1, "decoupled weight decay; norms are exempt")
+    clip: float = knob(1.0, "largest global norm of the gradient")
 
-    ep: int = _setting(8, "expert-parallel ranks; devices are emulated on CPU when there are too few")
-    dp: int = _setting(1, "groups of --ep ranks, each with all experts and a share of the batch")
-    fsdp: bool = _setting(False, "divide dense parameters, too, among all ranks, which gather them where they are used")
-    domains: int = _setting(
-        0, "equal scale-up domains to see the ranks as; 0: two halves on CPU, the mesh's own elsewhere"
+    ep: int = knob(8, "expert-parallel ranks; devices are emulated on CPU when there are too few", least=1)
+    dp: int = knob(1, "groups of --ep ranks, each with all experts and a share of the batch", least=1)
+    fsdp: bool = knob(False, "divide dense parameters, too, among all ranks, which gather them where they are used")
+    domains: int = knob(
+        0,
+        "equal scale-up domains to see the ranks as; 0: two halves on CPU, the mesh's own elsewhere",
+        least=0,
     )
-    planner: str = _setting(
-        DEFAULT_PLANNER, "topoep, topoep_paper, a baseline of docs/planners.md, or none for no replicas"
-    )
-    effort: str = _setting("fast", "how long the planner topoep searches: fast, default or full")
-    planner_implementation: str = _setting(
-        "",
-        "cpu, cuda, or reference (NumPy in a host callback, slow, to check the others): all make the same plans;"
-        " default: that of the backend",
-    )
-    num_slots: int = _setting(2, "replica slots per rank")
-    transport: str = _setting(
-        "xla", "how replicas travel: xla (collectives) or device (kernels; what cannot run them says so and takes xla)"
-    )
-    pulls: str = _setting("direct", "how parameters reach replicas: direct; on device also relayed, striped, best")
-    xla_options: bool = _setting(
+    xla_options: bool = knob(
         True, "on GPUs: compile for overlap and device-initiated exchanges, see topoep_jax.transport.xla_options"
     )
-    block_rows: int = _setting(32, "rows to which every expert's work is rounded up")
-    cap_factor: float = _setting(1.05, "rows of a rank's receive buffer in units of its mean load, before alignment")
-    overflow: str = _setting(
-        "",
-        "rows beyond the receive buffer: loop (extra passes, whose number a GPU's host reads in every layer) or flag"
-        " (nothing is read; the step changes nothing and runs again with loop); default: loop on CPU, flag elsewhere",
-    )
-    chunks: int = _setting(
-        0, "parts of a layer's rows, 1 or 2: one is exchanged while the other computes; default: 1 on CPU, 2 elsewhere"
-    )
-    residuals: str = _setting(
-        "none", "what the backward pass keeps instead of making it again: none, rows (received), all (and products)"
-    )
-    skew: float | None = _setting(
-        None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural"
-    )
+    skew: float | None = knob(None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural")
 
-    coordinator: str = _setting(
+    coordinator: str = knob(
         "", "host:port of process 0, for runs of several processes; Slurm, Open MPI and Kubernetes say it by themselves"
     )
-    num_processes: int = _setting(
-        1, "processes of the run; unset: as many as the launcher says, else 1; 1 runs alone whatever started it"
+    num_processes: int = knob(
+        1,
+        "processes of the run; unset: as many as the launcher says, else 1; 1 runs alone whatever started it",
+        least=1,
     )
-    process_id: int = _setting(0, "which of them this is; unset: the one that the launcher says")
-    peer_timeout_s: float = _setting(
+    process_id: int = knob(0, "which of them this is; unset: the one that the launcher says")
+    peer_timeout_s: float = knob(
         600.0, "seconds that processes wait for each other after compiling, and kernels of --transport=device in a step"
     )
 
@@ -155,22 +136,9 @@ class TrainConfig:
     """Digest of the tokens that the run trains on, from its start on."""
 
     def __post_init__(self) -> None:
-        counts = (
-            "steps",
-            "save_every",
-            "batch_size",
-            "microbatches",
-            "seq_len",
-            "ep",
-            "dp",
-            "num_processes",
-            "block_rows",
-        )
+        check(self, "--")
         if self.restore < -1 or (self.restore >= 0 and not self.resume):
             raise ValueError(f"--restore={self.restore} must be the step of a checkpoint, and belongs to --resume")
-        for name in counts:
-            if getattr(self, name) < 1:
-                raise ValueError(f"--{name}={getattr(self, name)} must be at least 1")
         if not 0 <= self.seed < 2**31:
             raise ValueError(f"--seed={self.seed} must be 0 to 2^31 - 1")
         for name in ("lr", "clip", "cap_factor"):
@@ -178,22 +146,10 @@ class TrainConfig:
                 raise ValueError(f"--{name}={getattr(self, name)} must be a finite positive number")
         if not 0 < self.peer_timeout_s <= 1e6:
             raise ValueError(f"--peer_timeout_s={self.peer_timeout_s} must be positive, and at most 1000000 seconds")
-        if self.record_routing < 0:
-            raise ValueError(f"--record_routing={self.record_routing} must not be negative: 1 records every step")
-        if not 0 <= self.weight_decay < math.inf or self.warmup < 0:
-            raise ValueError(f"--weight_decay={self.weight_decay} and --warmup={self.warmup} must not be negative")
-        choices = {
-            "model": MODELS if self.of_weights is None else (self.model,),
-            "dtype": FLOATS,
-            "param_dtype": ("", *FLOATS),
-            "remat": REMATS,
-            "transport": TRANSPORTS,
-            "overflow": OVERFLOWS,
-        }
-        for name, allowed in choices.items():
-            if getattr(self, name) not in allowed:
-                names = ", ".join(filter(None, allowed))
-                raise ValueError(f"--{name}={getattr(self, name)} is unknown: take one of {names}")
+        if not 0 <= self.weight_decay < math.inf:
+            raise ValueError(f"--weight_decay={self.weight_decay} must not be negative")
+        if self.of_weights is None and self.model not in MODELS:
+            raise ValueError(f"--model={self.model} is unknown: take one of {', '.join(MODELS)}")
         for whole, parts in (
             ("batch_size", "ep dp microbatches"),
             ("ep dp", "num_processes"),
@@ -213,6 +169,7 @@ class TrainConfig:
             raise ValueError(
                 f"--num_processes={self.num_processes} needs --coordinator=host:port and a --run_dir for all"
             )
+        self.freeze()
 
     @property
     def num_devices(self) -> int:
@@ -241,11 +198,11 @@ class TrainConfig:
         base = self.of_weights or MODELS[self.model]()
         known = {field.name: field.type for field in dataclasses.fields(base)}
         changes: dict[str, Any] = {}
-        for change in filter(None, self.shape.split(",")):
-            name, _, value = change.partition("=")
+        for part in filter(None, self.shape.split(",")):
+            name, _, value = part.partition("=")
             if known.get(name) is not int or not value.isdecimal():
                 names = ", ".join(n for n, kind in known.items() if kind is int)
-                raise ValueError(f"--shape has {change!r}: write name=integer with a name out of {names}")
+                raise ValueError(f"--shape has {part!r}: write name=integer with a name out of {names}")
             changes[name] = int(value)
         return dataclasses.replace(base, **changes)
 
@@ -277,25 +234,27 @@ class TrainConfig:
         return kept
 
 
-def define_flags(values: flags.FlagValues = flags.FLAGS) -> None:
-    """Makes one absl flag of every field of `TrainConfig`."""
-    makers: dict[Any, Any] = {str: flags.DEFINE_string, int: flags.DEFINE_integer, bool: flags.DEFINE_boolean}
-    for field in _flags():
-        meaning = field.metadata["help"]
+def define() -> Flags:
+    """One flag for every field of `TrainConfig` that has a `Knob`."""
+    values = Flags()
+    for field, kind, known in fields_of(TrainConfig):
         if field.name == "data":
-            flags.DEFINE_multi_string(field.name, [], meaning, flag_values=values)
+            values.add("data", tuple, known.help, [])
+        elif field.name in KNOBS:
+            values.add_knob(field.name, field.default, known=known)
         else:
-            make = makers.get(field.type, flags.DEFINE_float)
-            make(field.name, field.default, meaning, flag_values=values)
+            kind = float if kind == float | None else kind
+            values.add(field.name, kind, known.help, field.default, choices=known.choices, least=known.least)
+    return values
 
 
-def from_flags(parsed: flags.FlagValues) -> TrainConfig:
+def from_flags(values: Flags) -> TrainConfig:
     """The settings of this command line; with `--resume`, those of the run it goes on with, changed by the flags given.
 
     Raises:
       ValueError: a setting out of range, a folder that already holds a run, or nothing to resume.
     """
-    given: dict[str, Any] = {f.name: parsed[f.name].value for f in _flags() if parsed[f.name].present}
+    given: dict[str, Any] = {name: values[name].value for name in values if values[name].present}
     if "data" in given:
         given["data"] = tuple(given["data"])
     given |= _processes(given)
@@ -328,11 +287,6 @@ def from_flags(parsed: flags.FlagValues) -> TrainConfig:
     return config
 
 
-def _flags() -> list[dataclasses.Field[Any]]:
-    """The fields that are flags."""
-    return [field for field in dataclasses.fields(TrainConfig) if "help" in field.metadata]
-
-
 def _processes(given: dict[str, Any]) -> dict[str, Any]:
     """The settings of the flags, or of the launcher, that say which of several processes this is.
 
@@ -350,6 +304,9 @@ def _processes(given: dict[str, Any]) -> dict[str, Any]:
 def _parse_kept(kept: dict[str, Any]) -> dict[str, Any]:
     for name in ("coordinator", "num_processes", "process_id", "restore", "history"):
         kept.pop(name, None)
+    for field, kind, _ in fields_of(TrainConfig):
+        if kind is int and not is_integer(kept.get(field.name, 0)):
+            raise ValueError(f"{field.name}={kept[field.name]!r} is no integer")
     shapes = kept.get("of_weights")
     if shapes is not None:
         kind: Any = MODEL_TYPES[shapes["model_type"]][0]

@@ -14,11 +14,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from absl import flags
 
 from topoep_jax import transport
 from topoep_jax.aot import TARGETS, Target, compile_program, prepare
 from topoep_jax.cli import execute
+from topoep_jax.cli.flags import Flags
 from train import aot
 from train.stages import Stage
 
@@ -52,18 +52,16 @@ class Line:
         return self.arguments + self.temp + self.outputs - self.aliases + self.beside
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_multi_enum(
-        "model", list(STAGES), list(STAGES), "models to compile, in minutes each", flag_values=values
-    )
-    flags.DEFINE_enum("gpu", "h800", list(TARGETS), "kind of GPU", flag_values=values)
-    flags.DEFINE_bool("json", False, "print one JSON array and nothing else", flag_values=values)
+    values = Flags()
+    values.add("model", tuple, "models to compile, in minutes each", list(STAGES), choices=tuple(STAGES))
+    values.add("gpu", str, "kind of GPU", "h800", choices=tuple(TARGETS))
+    values.add("json", bool, "print one JSON array and nothing else", False)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints."""
     jax.config.update("jax_platforms", "cpu")  # Nothing runs, so a GPU of this machine is left alone.
     prepare()

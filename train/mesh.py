@@ -75,6 +75,7 @@ def connect(config: TrainConfig, mesh: Mesh, *, compile_only: bool) -> None:
         sizes=layer,
         topology=make_topology(config, mesh),
         dtype=dtype,
+        staging_bytes=config.staging_bytes,
         timeout_s=config.peer_timeout_s,
         compile_only=compile_only,
     )

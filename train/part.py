@@ -1,5 +1,6 @@
 """Consecutive layers of the model with their two passes: all of them in one program, or a stage of several."""
 
+import dataclasses
 from collections.abc import Callable
 from typing import Any
 
@@ -10,6 +11,7 @@ from jax.sharding import Mesh
 
 from models import MODEL_TYPES
 from topoep_jax import Forced
+from topoep_jax.knobs import Knobs
 from train.config import TrainConfig
 from train.losses import balance_loss, cross_entropy
 from train.mesh import AXIS, is_cpu, make_topology, num_slots
@@ -32,19 +34,11 @@ class Part:
         first, last = stage or (0, self.shapes.num_layers)
         self.is_first, self.is_last = first == 0, last == self.shapes.num_layers
         self._records = config.record_routing > 0
-        options: dict[str, Any] = {
-            "planner": config.planner,
-            "effort": config.effort,
-            "planner_implementation": config.planner_implementation or None,
+        options: dict[str, Any] = {field.name: getattr(config, field.name) for field in dataclasses.fields(Knobs)}
+        options |= {
             "num_slots": num_slots(config),
-            "block_rows": config.block_rows,
-            "cap_factor": config.cap_factor,
-            "chunks": config.chunks or None,
             "overflow": overflow,
-            "residuals": config.residuals,
             "topology": make_topology(config, mesh),
-            "transport": config.transport,
-            "pulls": config.pulls,
             "forced": None if config.skew is None else Forced(config.skew, config.seed),
         }
         kwargs: dict[str, Any] = {} if stage is None else {"stage": stage}

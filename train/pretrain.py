@@ -16,22 +16,25 @@ import os
 import pathlib
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import grain
 import jax
 import jax.numpy as jnp
 import numpy as np
-from absl import app, flags, logging
+from absl import logging
 from tqdm import tqdm
 
 from models.checkpoint import load
 from models.checkpoint.folder import write_json
 from topoep_jax import Status, transport
+from topoep_jax.cli import execute
+from topoep_jax.cli.flags import Flags
 from train import report, resume
 from train.checkpoint import Checkpoints
-from train.config import TrainConfig, define_flags, emulate_devices, from_flags
+from train.config import TrainConfig, emulate_devices, from_flags
+from train.config import define as define
 from train.data import VOCAB, batches
 from train.interrupt import Interrupt
 from train.lock import sole_writer
@@ -51,21 +54,28 @@ class RunStopped(RuntimeError):
     """The run cannot go on; the message says why, and where its last good state is."""
 
 
-def main(argv: list[str]) -> None:
-    if len(argv) > 1:
-        sys.exit(f"error: {argv[1]!r} is no flag: write --name=value, and quote globs; see --help")
-    if not flags.FLAGS["verbosity"].present:
-        logging.set_verbosity(logging.WARNING)  # The checkpoint library tells each of its steps.
+MEANING = "train a mixture-of-experts model on text, balanced anew in every layer of every step"
+
+
+def run(values: Flags) -> Iterator[str]:
+    """Trains as the flags say; the run tells how it goes by itself.
+
+    Raises:
+      ValueError: settings that do not fit, or a run that was stopped.
+    """
+    logging.use_absl_handler()
+    logging.set_verbosity(logging.WARNING)  # The checkpoint library tells each of its steps.
+    config = from_flags(values)
+    emulate_devices(config)
+    interrupt = Interrupt()
+    interrupt.watch()  # for good: what comes behind the run, such as leaving the other processes, belongs to it
     try:
-        config = from_flags(flags.FLAGS)
-        emulate_devices(config)
-        interrupt = Interrupt()
-        interrupt.watch()  # for good: what comes behind the run, such as leaving the other processes, belongs to it
         _run_until(interrupt, config, None)
-    except (ValueError, OSError, RunStopped) as error:
-        sys.exit(f"error: {error}")
+    except RunStopped as error:
+        raise ValueError(str(error)) from error
     except KeyboardInterrupt:
-        sys.exit("interrupted; checkpoints that were saved before are unharmed")
+        raise ValueError("interrupted; checkpoints that were saved before are unharmed") from None
+    yield from ()
 
 
 def train(config: TrainConfig, *, on_step: OnStep | None = None) -> dict[str, Any]:
@@ -354,6 +364,5 @@ class _Progress:
 
 
 if __name__ == "__main__":
-    define_flags()
     with supervise.failures_told():
-        app.run(main)
+        sys.exit(execute("python -m train.pretrain", MEANING, lambda: sys.modules[__name__], sys.argv[1:]))

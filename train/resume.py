@@ -9,30 +9,22 @@ import pathlib
 from typing import Any
 
 from models.checkpoint.folder import config_faults
+from topoep_jax.knobs import KNOBS, Knobs
 from train.config import TrainConfig
 
+_KNOBS = [field.name for field in dataclasses.fields(Knobs)]
 MODEL = ("model", "shape", "of_weights", "param_dtype")
 """Refused: the state is of another model then. A name or a spelling may change, the shapes may not."""
 DATA = ("of_data", "batch_size", "seq_len", "seed")
 """Said and recorded: another order of the data, or other data."""
 OPTIMISATION = ("steps", "lr", "warmup", "weight_decay", "clip", "balance_loss", "microbatches", "dtype", "skew")
 """Said and recorded: another path of the parameters."""
-BALANCING = ("planner", "effort", "num_slots", "ep", "dp", "domains", "cap_factor", "block_rows")
+BALANCING = ("planner", "ep", "dp", "domains", *(name for name in _KNOBS if KNOBS[name].plans))
 """Said and recorded: other figures of balancing, from the same demand; the parameters differ by rounding."""
 FREE = (
-    *("data", "init_from", "run_dir", "resume", "restore", "save_every", "record_routing"),
-    *("coordinator", "num_processes", "process_id", "peer_timeout_s"),
-    *(
-        "remat",
-        "fsdp",
-        "planner_implementation",
-        "transport",
-        "pulls",
-        "xla_options",
-        "overflow",
-        "chunks",
-        "residuals",
-    ),
+    *("data", "init_from", "run_dir", "resume", "restore", "save_every", "record_routing", "remat", "fsdp"),
+    *("xla_options", "coordinator", "num_processes", "process_id", "peer_timeout_s"),
+    *(name for name in _KNOBS if name not in BALANCING),
 )
 """Neither: where and how the same is done. What `data` names is in `of_data`."""
 RECORDED = (*DATA, *OPTIMISATION, *BALANCING)

@@ -9,14 +9,11 @@ import shlex
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any, get_args
 
 import jax
 import jax.numpy as jnp
-from absl import flags
 from jax.sharding import Mesh
 
-from topoep_jax import knobs as layers
 from topoep_jax import transport
 from topoep_jax.aot.compiler import compile_program, prepare
 from topoep_jax.aot.forecast import SKEWS
@@ -24,73 +21,50 @@ from topoep_jax.aot.layer import compile_layer, worst_case
 from topoep_jax.aot.report import Report
 from topoep_jax.aot.targets import TARGETS, Target
 from topoep_jax.aot.timeline import timeline
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
-from topoep_jax.plan.reference import DEFAULT_PLANNER
-from topoep_jax.plan.topoep import EFFORTS
+from topoep_jax.knobs import Knobs
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.topology import Topology
 
-_DIMENSIONS = {
-    "hidden": "width of a token",
-    "ffn": "inner width of an expert",
-    "num_experts": "experts",
-    "top_k": "experts per token",
-}
-_COMPILED_PLANNERS = ("none", "topoep_paper", "topoep")
+_DIMENSIONS = ("hidden", "ffn", "num_experts", "top_k")
+DEFAULTS = {"chunks": 2, "overflow": "flag"}
+"""Of knobs, where they are not those of a layer: programs for GPUs are the subject."""
+CHOICES = {"planner": ("none", "topoep_paper", "topoep")}
+"""Of knobs, where there are fewer than for a layer: planners that are part of the program."""
+KNOBS = [field.name for field in dataclasses.fields(Knobs) if field.name != "planner_implementation"]
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-
-    def text(name: str, default: str | None, meaning: str) -> None:
-        flags.DEFINE_string(name, default, meaning, flag_values=values)
-
-    def count(name: str, default: int | None, meaning: str, least: int = 1) -> None:
-        flags.DEFINE_integer(name, default, meaning, lower_bound=least, flag_values=values)
-
-    def choice(name: str, default: str, of: Any, meaning: str) -> None:
-        flags.DEFINE_enum(name, default, list(of), meaning, flag_values=values)
-
-    def switch(name: str, meaning: str) -> None:
-        flags.DEFINE_bool(name, False, meaning, flag_values=values)
-
-    choice("gpu", "h200", TARGETS, "kind of GPU")
-    text("topology", "1x4x8", "slices x nodes x GPUs per node; a node is a domain")
-    text("model", None, f"layer to compile, one of {', '.join(SHAPES)}")
-    for name, meaning in _DIMENSIONS.items():
-        count(name, None, f"{meaning} (default: the model's)")
-    count("tokens", 4096, "tokens per GPU and microbatch")
-    count("layers", 1, "layers in a scan")
-    switch("forward", "leave the backward pass out")
-    text("dtype", "bfloat16", "of tokens and expert parameters")
-    count("chunks", 2, "1, or 2 for the pipeline")
-    count("num_slots", LayerConfig.num_slots, "replica slots per GPU", 0)
-    count("block_rows", LayerConfig.block_rows, "alignment of the rows of an expert")
-    flags.DEFINE_float("cap_factor", LayerConfig.cap_factor, "receive buffer, in mean loads", 0, flag_values=values)
-    choice("overflow", "flag", get_args(layers.Overflow), "what happens to rows beyond the receive buffer")
-    choice("residuals", LayerConfig.residuals, get_args(layers.Residuals), "what the backward pass keeps")
-    choice("gemm", LayerConfig.gemm, get_args(layers.Gemm), "grouped product of the experts")
-    count("staging_bytes", LayerConfig.staging_bytes, "bound on the buffer of replica gradients")
-    choice("planner", DEFAULT_PLANNER, _COMPILED_PLANNERS, "planner inside the program")
-    choice("effort", LayerConfig.effort, EFFORTS, "of the planner")
-    choice("transport", LayerConfig.transport, get_args(layers.Transport), "how replicas travel")
-    text(
+    values = Flags()
+    values.add("gpu", str, "kind of GPU", "h200", choices=tuple(TARGETS))
+    values.add("topology", str, "slices x nodes x GPUs per node; a node is a domain", "1x4x8")
+    values.add("model", str, f"layer to compile, one of {', '.join(SHAPES)}")
+    for name in _DIMENSIONS:
+        values.add_knob(name, None, note="unset: the model's")
+    values.add("tokens", int, "tokens per GPU and microbatch", 4096, least=1)
+    values.add("layers", int, "layers in a scan", 1, least=1)
+    values.add("forward", bool, "leave the backward pass out", False)
+    values.add("dtype", str, "of tokens and expert parameters", "bfloat16")
+    for name in KNOBS:
+        values.add_knob(name, DEFAULTS.get(name, getattr(LayerConfig, name)), choices=CHOICES.get(name, ()))
+    values.add(
         "program",
-        None,
+        str,
         "package.module:function instead of a layer: called with the mesh (axis ep), it returns a function, jitted or"
         " not, and the tuple of its arguments, arrays as jax.ShapeDtypeStruct with shardings",
     )
-    text("program_args", "", "with --program: words that its function also gets, in one string")
-    switch("compare", "compile the design with worst-case rows, too")
-    switch("timeline", "draw the schedule")
-    switch("json", "print one JSON object and nothing else")
-    text("dump_to", None, "folder for all that XLA writes down")
+    values.add("program_args", str, "with --program: words that its function also gets, in one string", "")
+    values.add("compare", bool, "compile the design with worst-case rows, too", False)
+    values.add("timeline", bool, "draw the schedule", False)
+    values.add("json", bool, "print one JSON object and nothing else", False)
+    values.add("dump_to", str, "folder for all that XLA writes down")
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints."""
     # Nothing runs, so a GPU of this machine is left alone.
     jax.config.update("jax_platforms", "cpu")
@@ -116,7 +90,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         yield "\n" + timeline(report)
 
 
-def _layer(values: flags.FlagValues, mesh: Mesh, target: Target, topology: Topology) -> tuple[Report, str]:
+def _layer(values: Flags, mesh: Mesh, target: Target, topology: Topology) -> tuple[Report, str]:
     config = _config(values, topology, target)
     try:
         jnp.dtype(values.dtype)
@@ -137,7 +111,7 @@ def _layer(values: flags.FlagValues, mesh: Mesh, target: Target, topology: Topol
     return report, title
 
 
-def _program(values: flags.FlagValues, mesh: Mesh, target: Target, num_domains: int) -> tuple[Report, str]:
+def _program(values: Flags, mesh: Mesh, target: Target, num_domains: int) -> tuple[Report, str]:
     of_program = {"program", "program_args", "topology", "gpu", "timeline", "json", "dump_to"}
     ignored = [name for name in values if values[name].present and name not in of_program]
     if ignored:
@@ -167,9 +141,8 @@ def _imports_from_here() -> Iterator[None]:
         sys.path.remove("")
 
 
-def _config(values: flags.FlagValues, topology: Topology, target: Target) -> LayerConfig:
+def _config(values: Flags, topology: Topology, target: Target) -> LayerConfig:
     shape = _shape(values)
-    knobs = ("chunks", "num_slots", "block_rows", "cap_factor", "overflow", "residuals", "gemm", "staging_bytes")
     return LayerConfig(
         shape.hidden,
         shape.ffn,
@@ -179,14 +152,11 @@ def _config(values: flags.FlagValues, topology: Topology, target: Target) -> Lay
         router=shape.router,
         router_options=shape.router_options,
         hardware=target.hardware,
-        planner=values.planner,
-        effort=values.effort,
-        transport=values.transport,
-        **{name: getattr(values, name) for name in knobs},
+        **{name: getattr(values, name) for name in KNOBS},
     )
 
 
-def _shape(values: flags.FlagValues) -> Shape:
+def _shape(values: Flags) -> Shape:
     given = {name: getattr(values, name) for name in _DIMENSIONS if getattr(values, name) is not None}
     if values.model is not None:
         if values.model not in SHAPES:

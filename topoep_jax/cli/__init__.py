@@ -1,6 +1,6 @@
 """The `topoep` command line: compares planners, explains one plan, measures a machine.
 
-A command is a module of its name with `define() -> FlagValues` and `run(values) -> Iterator[str]`, what it prints piece
+A command is a module of its name with `define() -> Flags` and `run(values) -> Iterator[str]`, what it prints piece
 by piece. Flags live in values of their own, never in absl's global ones: a program may call `main` and have flags too.
 """
 
@@ -10,7 +10,9 @@ import sys
 from collections.abc import Callable, Iterator, Sequence
 from typing import Protocol
 
-from absl import flags
+from absl.flags import Error
+
+from topoep_jax.cli.flags import Flags
 
 COMMANDS = {
     "plan": "compare planners on synthetic or recorded demand",
@@ -24,10 +26,10 @@ COMMANDS = {
 class Command(Protocol):
     """A module that is a command."""
 
-    def define(self) -> flags.FlagValues:
+    def define(self) -> Flags:
         """Its flags."""
 
-    def run(self, values: flags.FlagValues) -> Iterator[str]:
+    def run(self, values: Flags) -> Iterator[str]:
         """What it prints, piece by piece."""
 
 
@@ -62,15 +64,16 @@ def execute(program: str, meaning: str, load: Callable[[], Command], arguments: 
     Returns:
       The exit code, as `main`.
     """
+    name = program.removeprefix("python -m ").partition(" ")[0]
     try:
         _run(program, meaning, load(), arguments)
     except BrokenPipeError:
         # Who reads has seen enough. Python would flush, and complain, once more at exit.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-    except (ValueError, OSError, ImportError, flags.Error) as error:
-        return _fail(program.partition(" ")[0], str(error))
+    except (ValueError, OSError, ImportError, Error) as error:
+        return _fail(name, str(error))
     except KeyboardInterrupt:
-        return _fail(program.partition(" ")[0], "interrupted")
+        return _fail(name, "interrupted")
     return 0
 
 
@@ -86,7 +89,7 @@ def _run(program: str, meaning: str, command: Command, arguments: list[str]) -> 
         return
     rest = values([program, *arguments])[1:]
     if rest:
-        raise ValueError(f"{rest[0]!r} is no flag: write --name=value")
+        raise ValueError(f"{rest[0]!r} is no flag: write --name=value, and quote globs")
     for text in command.run(values):
         sys.stdout.write(text)
         sys.stdout.flush()
@@ -104,7 +107,7 @@ def _usage() -> str:
     return f"usage: topoep COMMAND [--flag=value ...]; flags of a command: topoep COMMAND --help\n\n{lines}"
 
 
-def _help(program: str, meaning: str, values: flags.FlagValues) -> str:
+def _help(program: str, meaning: str, values: Flags) -> str:
     lines = [f"usage: {program} [--flag=value ...]: {meaning}", ""]
     for flag_name in values:
         flag = values[flag_name]

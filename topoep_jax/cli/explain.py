@@ -3,10 +3,10 @@
 from collections.abc import Iterator
 
 import numpy as np
-from absl import flags
 
 from topoep_jax.cli import study as studies
 from topoep_jax.cli.copies import Copy
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import check_writable, plural, table
 from topoep_jax.cli.story import Story, tell
 from topoep_jax.plan.reference import PLANNERS
@@ -25,19 +25,17 @@ Copies, domain by domain
 """
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
     values = studies.define()
-    flags.DEFINE_list(
-        "skew", ["-4"], "deviation of the bias of each expert; the sign plays no role", flag_values=values
-    )
-    flags.DEFINE_integer("seed", 0, "of the demand; of a trace, which sample", 0, flag_values=values)
-    flags.DEFINE_string("planner", "topoep", f"one of {', '.join(PLANNERS)}", flag_values=values)
-    flags.DEFINE_string("png", None, "draw to this file too", flag_values=values)
+    values.add("skew", list, studies.SKEW, ["-4"])
+    values.add("seed", int, "of the demand; of a trace, which sample", 0, least=0)
+    values.add("planner", str, f"one of {', '.join(PLANNERS)}", "topoep")
+    values.add("png", str, "draw to this file too")
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     study = studies.from_flags(values)
     skews = studies.skews(values.skew)

@@ -4,8 +4,7 @@ import json
 import textwrap
 from collections.abc import Iterator, Sequence
 
-from absl import flags
-
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import plural, table
 from topoep_jax.simulate.calibration import CALIBRATIONS, R
 from topoep_jax.simulate.fit import (
@@ -31,7 +30,7 @@ _OF_PAPER = "with the load ratios and inter-node shares that the paper prints; a
 _OF_PLANS = "with the plans of this library's planners for the same forced routing, mean of"
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece.
 
     Raises:

@@ -4,9 +4,9 @@ from collections.abc import Iterator
 from typing import Any
 
 import jax
-from absl import flags
 
 from topoep_jax import launch
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import check_writable, plural, table
 from topoep_jax.measure import measure
 from topoep_jax.plan.hardware import rate_flags, unmeasured_links
@@ -15,34 +15,21 @@ from topoep_jax.topology import Topology
 _BYTES = 1_000_000  # Femtoseconds per byte times GB/s.
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("out", "hardware.json", "file to write", flag_values=values)
-    flags.DEFINE_integer(
-        "domains",
-        None,
-        "equal domains of neighbouring devices (default: what the devices report)",
-        1,
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "repeats", 5, "timed runs of each measurement, of which the median counts", 1, flag_values=values
-    )
-    flags.DEFINE_string(
-        "coordinator",
-        None,
-        "host:port of process 0, in a job of several processes; Slurm, Open MPI and Kubernetes say it by themselves",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "num_processes", None, "processes of the job; 1 measures alone whatever started it", 1, flag_values=values
-    )
-    flags.DEFINE_integer("process_id", None, "which of them this is", 0, flag_values=values)
+    values = Flags()
+    values.add("out", str, "file to write", "hardware.json")
+    domains = "equal domains of neighbouring devices (default: what the devices report)"
+    values.add("domains", int, domains, least=1)
+    values.add("repeats", int, "timed runs of each measurement, of which the median counts", 5, least=1)
+    coordinator = "host:port of process 0, in a job of several; Slurm, Open MPI and Kubernetes say it by themselves"
+    values.add("coordinator", str, coordinator)
+    values.add("num_processes", int, "processes of the job; 1 measures alone whatever started it", least=1)
+    values.add("process_id", int, "which of them this is", least=0)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints."""
     check_writable("out", values.out, ".json")
     job = launch.find(values.coordinator, values.num_processes, values.process_id)

@@ -8,14 +8,13 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import numpy as np
-from absl import flags
 
 from topoep_jax.cli import study as studies
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import milliseconds, table
 from topoep_jax.cli.study import Sample, Study
 from topoep_jax.plan.evaluate import Evaluation, evaluate
 from topoep_jax.plan.problem import Draft, none
-from topoep_jax.plan.reference import PLANNERS
 from topoep_jax.plan.run import time_planner
 from topoep_jax.plan.topoep import dependent_steps
 from topoep_jax.plan.types import Status
@@ -66,29 +65,16 @@ class Result:
         }
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
     values = studies.define()
-    flags.DEFINE_list(
-        "skew", ["-4"], "comma list: deviation of the bias of each expert; the sign plays no role", flag_values=values
-    )
-    flags.DEFINE_list(
-        "planner",
-        ["none", "topoep_paper", "topoep"],
-        f"comma list of {', '.join(PLANNERS)}; or all",
-        flag_values=values,
-    )
-    flags.DEFINE_integer(
-        "seeds", None, "seeds 0..n-1 (default: 1), of a trace its first n samples (default: all)", 1, flag_values=values
-    )
-    flags.DEFINE_bool("json", False, "print a list of records, one per seed and planner", flag_values=values)
-    flags.DEFINE_bool(
-        "bounds", False, "also print lower bounds: best quotas by LP, small layers' optimum by MILP", flag_values=values
-    )
+    studies.add_demand(values, "none", "topoep_paper", "topoep", seeds=1)
+    values.add("json", bool, "print a list of records, one per seed and planner", False)
+    values.add("bounds", bool, "also print lower bounds: best quotas by LP, small layers' optimum by MILP", False)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     study = studies.from_flags(values)
     skews, planners = studies.skews(values.skew), studies.planners(values.planner)

@@ -5,11 +5,10 @@ import json
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 
-from absl import flags
-
 from topoep_jax.cli import fit
 from topoep_jax.cli import simulate_text as text
 from topoep_jax.cli import study as studies
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import check_writable, plural
 from topoep_jax.cli.simulate_text import Answer
 from topoep_jax.cli.study import Sample, Study
@@ -29,59 +28,31 @@ _OF_THE_LAYER = (
 )
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = studies.define()
-    # As a layer plans at every step.
-    values.set_default("effort", "fast")
-    values.set_default("cap_factor", 1.05)
-    values["cap_factor"].help = "bound on a rank's aligned rows, in units of the mean load"
-    values["hardware"].help = (
-        f"rates: {', '.join(studies.HARDWARE)}, or a file of `topoep measure`, for this library's layer; or {FITTED},"
-        " the paper's cluster as its figures imply it"
-    )
-
-    def count(name: str, default: int | None, meaning: str, least: int = 1) -> None:
-        flags.DEFINE_integer(name, default, meaning, lower_bound=least, flag_values=values)
-
-    def milliseconds(name: str, meaning: str) -> None:
-        flags.DEFINE_float(name, None, meaning, lower_bound=0, flag_values=values)
-
-    flags.DEFINE_list(
-        "skew", ["-4"], "comma list: deviation of the bias of each expert; the sign plays no role", flag_values=values
-    )
-    flags.DEFINE_list(
-        "planner",
-        ["topoep_paper", "topoep"],
-        "comma list of planners, as of `topoep plan`; or all. They are compared with none",
-        flag_values=values,
-    )
-    count("seeds", None, f"seeds 0..n-1 (default: {_SEEDS}), of a trace its first n samples (default: all)")
-    count("top_k", None, "with --trace: experts per token, where file and --model do not say it")
-    count("layers", None, "MoE layers of the model (default: as recorded, or as the paper trains it, else 1)")
-    count("microbatches", 1, "microbatches of a step, one after the other")
-    milliseconds("dense_ms", "what else a microbatch takes: attention, norms, loss (default: 0, or as the paper's)")
-    milliseconds("optimizer_ms", "once a step (default: 0)")
-    count("chunks", 2, "chunks of the layer, 1 or 2")
-    flags.DEFINE_enum(
-        "residuals", "none", ("none", "rows", "all"), "what the layer keeps for its backward pass", flag_values=values
-    )
-    count("launch_us", LayerRates.launch_us, "fixed time of a collective, assumed", 0)
-    count("plan_us", LayerRates.plan_us, "time of the planner on the GPU, assumed: the paper's", 0)
-    flags.DEFINE_string(
-        "perfetto",
-        None,
-        "write the first step of the last planner to this .json file, for ui.perfetto.dev",
-        flag_values=values,
-    )
-    flags.DEFINE_bool("json", False, "print records instead of text", flag_values=values)
-    flags.DEFINE_bool(
-        "fit", False, "instead: the model of the paper's cluster against the paper, point by point", flag_values=values
-    )
+    values = studies.define(effort="fast", cap_factor=LayerConfig.cap_factor)  # as a layer plans at every step
+    values["hardware"].help += f", for this library's layer; or {FITTED}, the paper's cluster as its figures imply it"
+    studies.add_demand(values, "topoep_paper", "topoep", seeds=_SEEDS)
+    values["planner"].help += "; they are compared with none"
+    values.add_knob("top_k", None, note="with --trace, where file and --model do not say it")
+    of_layers = "MoE layers of the model (default: as recorded, or as the paper trains it, else 1)"
+    values.add("layers", int, of_layers, least=1)
+    values.add("microbatches", int, "microbatches of a step, one after the other", 1, least=1)
+    dense = "what else a microbatch takes: attention, norms, loss (default: 0, or as the paper's)"
+    values.add("dense_ms", float, dense, least=0)
+    values.add("optimizer_ms", float, "once a step (default: 0)", least=0)
+    values.add_knob("chunks", 2)
+    values.add_knob("residuals", LayerConfig.residuals)
+    values.add("launch_us", int, "fixed time of a collective, assumed", LayerRates.launch_us, least=0)
+    plan_us = "time of the planner on the GPU, assumed: the paper's"
+    values.add("plan_us", int, plan_us, LayerRates.plan_us, least=0)
+    values.add("perfetto", str, "write the first step of the last planner to this .json file, for ui.perfetto.dev")
+    values.add("json", bool, "print records instead of text", False)
+    values.add("fit", bool, "instead: the model of the paper's cluster against the paper, point by point", False)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     if values.fit:
         yield from fit.run(values)
@@ -98,7 +69,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         raise ValueError(f"--seeds={len(seeds)}, but {values.trace} has {study.num_samples} samples")
     top_k = _top_k(values, study)
     setting = _setting(values, study, top_k, fitted=fitted)
-    config = _config(values, study)
+    config = dataclasses.replace(study.layer, chunks=values.chunks, residuals=values.residuals)
     samples: dict[float | None, list[Sample]] = {}
     for sample in study.samples(skews, seeds):
         samples.setdefault(sample.skew, []).append(sample)
@@ -124,7 +95,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         yield f"\nwritten to {values.perfetto}\n"
 
 
-def _study(values: flags.FlagValues, *, fitted: bool) -> Study:
+def _study(values: Flags, *, fitted: bool) -> Study:
     """The layer and its demand; the fitted rates are no preset of other commands."""
     if not fitted:
         return studies.from_flags(values)
@@ -136,7 +107,7 @@ def _study(values: flags.FlagValues, *, fitted: bool) -> Study:
     return dataclasses.replace(study, layer=dataclasses.replace(study.layer, hardware=Hardware.h800_fitted()))
 
 
-def _top_k(values: flags.FlagValues, study: Study) -> int:
+def _top_k(values: Flags, study: Study) -> int:
     if values.trace is None and values.top_k is not None:
         raise ValueError(f"--top_k={values.top_k} needs a --trace; a --model brings its own")
     if study.top_k is None:
@@ -144,7 +115,7 @@ def _top_k(values: flags.FlagValues, study: Study) -> int:
     return study.top_k
 
 
-def _setting(values: flags.FlagValues, study: Study, top_k: int, *, fitted: bool) -> Setting:
+def _setting(values: Flags, study: Study, top_k: int, *, fitted: bool) -> Setting:
     layers = values.layers or LAYERS.get(study.name) or study.layers_of_trace or 1
     if not fitted:
         layers = values.layers or study.layers_of_trace or layers
@@ -163,12 +134,6 @@ def _named(hardware: str) -> str:
     preset = hardware in studies.HARDWARE
     note = None if preset else json.loads(Path(hardware).read_text(encoding="utf-8-sig")).get("note")
     return f"{hardware} ({note})" if note else hardware
-
-
-def _config(values: flags.FlagValues, study: Study) -> LayerConfig:
-    """The layer as it moves rows and replicas."""
-    layer = dataclasses.replace(study.layer, chunks=values.chunks, residuals=values.residuals)
-    return layer if study.pulls == "direct" else dataclasses.replace(layer, transport="device", pulls=study.pulls)
 
 
 def _answer(

@@ -4,17 +4,18 @@ import dataclasses
 import math
 import pathlib
 from collections.abc import Callable, Iterator, Mapping, Sequence, Set
+from typing import Any
 
 import numpy as np
-from absl import flags
 
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
+from topoep_jax.knobs import KNOBS
 from topoep_jax.plan.cost import OBJECTIVES
 from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.problem import MAX_ROWS, PULLS, CostModel, Problem
+from topoep_jax.plan.problem import MAX_ROWS, CostModel, Problem
 from topoep_jax.plan.reference import PLANNERS
-from topoep_jax.plan.topoep import EFFORTS
 from topoep_jax.shapes import SHAPES, Shape, recorded_name
 from topoep_jax.synthetic import biased_demand, plain_top_k, router_of
 from topoep_jax.topology import Topology
@@ -24,7 +25,9 @@ from topoep_jax.traces.reader import demand_of
 HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
 _MAX_SKEW = 1e6
 _OF_SYNTHETIC_DEMAND = ("skew", "tokens", "router")
-_OF_TRACES = ("domains", "experts", "hidden", "ffn")
+_OF_TRACES = ("domains", "num_experts", "hidden", "ffn")
+PLAN_KNOBS = tuple(name for name, knob in KNOBS.items() if knob.plans)
+SKEW = "deviation of the bias of each expert, as a comma list; the sign plays no role"
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,8 +57,6 @@ class Study:
       layer: the layer; it knows costs and caps.
       capped: whether a cap was asked for.
       objective: key of `OBJECTIVES`.
-      effort: one of `EFFORTS`.
-      pulls: key of `CostModel.pulls`.
       samples_of_trace: name of each sample of a trace; None where seeds have no end.
       draw: (skews, seed) -> demand of each skew.
       top_k: experts per token, if known.
@@ -67,8 +68,6 @@ class Study:
     layer: LayerConfig
     capped: bool
     objective: str
-    effort: str
-    pulls: str
     samples_of_trace: Sequence[str] | None
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]]
     top_k: int | None
@@ -90,13 +89,13 @@ class Study:
         mean_rows = -(-int(omega.sum()) // layer.num_ranks)
         return Problem(
             topology=layer.topology,
-            cost=dataclasses.replace(layer.cost, pulls=self.pulls),
+            cost=layer.cost,
             num_experts=layer.num_experts,
             num_slots=layer.num_slots,
             cap_rows=layer.cap_rows(mean_rows) if self.capped else None,
             block_rows=layer.block_rows,
             objective=self.objective,
-            effort=self.effort,
+            effort=layer.effort,
         )
 
     def describe(self) -> str:
@@ -106,69 +105,51 @@ class Study:
         return (
             f"{plural(layer.num_experts, 'expert')} on {plural(ranks, 'rank')} in {plural(domains, 'domain')},"
             f" {plural(layer.num_slots, 'slot')} per rank; {self.workload}"
-            + f"; {self.pulls} pulls" * (self.pulls != "direct")
-            + f"; effort {self.effort}" * (self.effort != "default")
+            + f"; {layer.pulls} pulls" * (layer.pulls != "direct")
+            + f"; effort {layer.effort}" * (layer.effort != "default")
             + f", cap_factor {layer.cap_factor:g}" * self.capped
         )
 
 
-def define() -> flags.FlagValues:
-    """The flags that every study has."""
-    values = flags.FlagValues()
-
-    def text(name: str, default: str | None, meaning: str) -> None:
-        flags.DEFINE_string(name, default, meaning, flag_values=values)
-
-    def count(name: str, default: int | None, meaning: str, least: int = 1) -> None:
-        flags.DEFINE_integer(name, default, meaning, lower_bound=least, flag_values=values)
-
-    text("model", None, f"layer to plan for, one of {', '.join(SHAPES)}")
-    text(
+def define(*, effort: str = "default", cap_factor: float | None = None) -> Flags:
+    """The flags that every study has, with the defaults of knobs that are not those of a layer."""
+    values = Flags()
+    of_trace = "with --trace, where file and --model do not say it"
+    values.add("model", str, f"layer to plan for, one of {', '.join(SHAPES)}")
+    values.add(
         "trace",
-        None,
+        str,
         "file of recorded routing: a TraceWriter's (--record_routing of the trainer); or .npy with omega [..., R, E],"
         " or .npz with omega or expert_idx [..., R, T, K]",
     )
-    count("domains", None, "with --trace: equal domains of neighbouring ranks, where the file does not say it")
-    count("experts", None, "with --trace: number of experts, where file and --model do not say it")
-    count("hidden", None, "with --trace: width of a token, where file and --model do not say it")
-    count("ffn", None, "with --trace: inner width of an expert, where file and --model do not say it")
-    count("tokens", 4096, "tokens per rank of synthetic demand")
-    flags.DEFINE_enum(
-        "router",
-        "topk",
-        ("topk", "model"),
-        "how synthetic logits select experts: plain top-k, or as the model's own router",
-        flag_values=values,
-    )
-    count("slots", 2, "replica slots per rank", least=0)
-    flags.DEFINE_float(
-        "cap_factor",
-        None,
-        "bound on a rank's aligned rows, in units of the mean load (default: none)",
-        flag_values=values,
-    )
-    count("block_rows", 128, "rows to which every instance is rounded up, for --cap_factor")
-    flags.DEFINE_enum(
-        "objective",
-        "bottleneck",
-        sorted(OBJECTIVES),
-        "what the planners minimise, if they have a choice",
-        flag_values=values,
-    )
-    flags.DEFINE_enum("effort", "default", list(EFFORTS), "how long the planner 'topoep' searches", flag_values=values)
-    flags.DEFINE_enum("pulls", "direct", PULLS, "how a replica's parameters travel", flag_values=values)
-    text("hardware", "h800", f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`")
-    count(
-        "inter_gbps",
-        None,
-        "with a --hardware file: Gb/s per rank and direction between domains, in place of the file's",
-    )
-    count("intra_gbps", None, "the same inside a domain")
+    values.add("domains", int, "with --trace: equal domains of neighbouring ranks, else as the file says", least=1)
+    for size in ("num_experts", "hidden", "ffn"):
+        values.add_knob(size, None, note=of_trace)
+    values.add("tokens", int, "tokens per rank of synthetic demand", 4096, least=1)
+    how = "how synthetic logits select experts: plain top-k, or as the model's own router"
+    values.add("router", str, how, "topk", choices=("topk", "model"))
+    changed: dict[str, Any] = {"effort": effort, "cap_factor": cap_factor}
+    for name in PLAN_KNOBS:
+        note = "unset: no bound" if name == "cap_factor" and cap_factor is None else ""
+        values.add_knob(name, changed.get(name, getattr(LayerConfig, name)), note=note)
+    what = "what the planners minimise, if they have a choice"
+    values.add("objective", str, what, "bottleneck", choices=tuple(sorted(OBJECTIVES)))
+    values.add("hardware", str, f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`", "h800")
+    gbps = "with a --hardware file: Gb/s per rank and direction between domains, in place of the file's"
+    values.add("inter_gbps", int, gbps, least=1)
+    values.add("intra_gbps", int, "the same inside a domain", least=1)
     return values
 
 
-def from_flags(values: flags.FlagValues) -> Study:
+def add_demand(values: Flags, *planners: str, seeds: int) -> None:
+    """The flags of a study of several planners, skews and seeds."""
+    values.add("skew", list, SKEW, ["-4"])
+    values.add("planner", list, f"comma list of {', '.join(PLANNERS)}; or all", list(planners))
+    of_seeds = f"seeds 0..n-1 (default: {seeds}), of a trace its first n samples (default: all)"
+    values.add("seeds", int, of_seeds, least=1)
+
+
+def from_flags(values: Flags) -> Study:
     """The study of parsed flags.
 
     Raises:
@@ -198,11 +179,11 @@ def from_flags(values: flags.FlagValues) -> Study:
     return _study(values, values.model, workload, shape, None, draw, shape.top_k)
 
 
-def _of_trace(values: flags.FlagValues, shape: Shape | None) -> Study:
+def _of_trace(values: Flags, shape: Shape | None) -> Study:
     file = pathlib.Path(values.trace)
     if not file.is_file():
         raise ValueError(f"--trace={values.trace}: there is no such file")
-    with open_trace(file, values.experts or (shape.num_experts if shape else None)) as trace:
+    with open_trace(file, values.num_experts or (shape.num_experts if shape else None)) as trace:
         info, steps, cut_off, recorded = trace.info, trace.steps, trace.cut_off, trace.recorded
         demand, top_ks = _demand_of(trace)
     totals = [int(omega.sum()) for omega in demand]
@@ -248,7 +229,7 @@ def _demand_of(trace: Trace) -> tuple[np.ndarray, set[int]]:
     return np.concatenate(demand), top_ks
 
 
-def _size(values: flags.FlagValues, name: str, in_file: Set[int | None], shape: Shape | None) -> int | None:
+def _size(values: Flags, name: str, in_file: Set[int | None], shape: Shape | None) -> int | None:
     """What the file says, which flags may only repeat; else the flag's, else the model's."""
     flag: int | None = values[name].value if name in values else None
     asked = [(f"--{name}={flag}", flag)] if flag is not None else []
@@ -266,7 +247,7 @@ def _list(numbers: Set[int | None]) -> str:
     return ", ".join(map(str, sorted(filter(None, numbers))))
 
 
-def _topology_of_trace(values: flags.FlagValues, info: TraceInfo, shape: Shape | None) -> Topology:
+def _topology_of_trace(values: Flags, info: TraceInfo, shape: Shape | None) -> Topology:
     """Domains as --domains asks for them; else as recorded; else those of a model with as many ranks.
 
     Raises:
@@ -290,7 +271,7 @@ def _topology_of_trace(values: flags.FlagValues, info: TraceInfo, shape: Shape |
 
 
 def _study(
-    values: flags.FlagValues,
+    values: Flags,
     name: str,
     workload: str,
     shape: Shape,
@@ -300,23 +281,22 @@ def _study(
 ) -> Study:
     hardware = _hardware(values, shape.topology.num_ranks)
     _check_rates(values.hardware, hardware, shape)
+    knobs = {name: getattr(values, name) for name in PLAN_KNOBS}
+    capped = knobs["cap_factor"] is not None
     layer = LayerConfig(
         hidden=shape.hidden,
         ffn=shape.ffn,
         num_experts=shape.num_experts,
         top_k=shape.top_k,
         topology=shape.topology,
-        num_slots=values.slots,
-        cap_factor=1.0 if values.cap_factor is None else values.cap_factor,
-        block_rows=values.block_rows,
+        transport="xla" if values.pulls == "direct" else "device",
         hardware=hardware,
+        **(knobs if capped else knobs | {"cap_factor": 1.0}),
     )
-    capped = values.cap_factor is not None
-    how = values.objective, values.effort, values.pulls
-    return Study(name, workload, layer, capped, *how, samples_of_trace, draw, top_k)
+    return Study(name, workload, layer, capped, values.objective, samples_of_trace, draw, top_k)
 
 
-def _hardware(values: flags.FlagValues, num_ranks: int) -> Hardware:
+def _hardware(values: Flags, num_ranks: int) -> Hardware:
     name = values.hardware
     if name in HARDWARE:
         _refuse(values, ("inter_gbps", "intra_gbps"), f"completes a measurement, but --hardware={name} is a preset")
@@ -372,7 +352,7 @@ def planners(names: Sequence[str]) -> list[str]:
     return list(dict.fromkeys(chosen))
 
 
-def _refuse(values: flags.FlagValues, names: Sequence[str], reason: str) -> None:
+def _refuse(values: Flags, names: Sequence[str], reason: str) -> None:
     for name in names:
         if name in values and values[name].present:
             raise ValueError(f"--{name}={values[name].value} {reason}")

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
-from absl import flags
 
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import check_writable, plural, table
 from topoep_jax.traces import Skew, open_trace, skew_of
 
@@ -24,30 +24,18 @@ rank load   of the busiest rank over the mean, every expert on its main rank: th
 """
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-
-    def text(name: str, meaning: str) -> None:
-        flags.DEFINE_string(name, None, meaning, flag_values=values)
-
-    def count(name: str, meaning: str) -> None:
-        flags.DEFINE_integer(name, None, meaning, 1, flag_values=values)
-
-    text("trace", "file of recorded routing, as for `topoep plan`")
-    count("experts", "number of experts, where the file does not say it")
-    count("top", "how many experts count as the busiest (default: 8, at most half of them)")
-    text("png", "draw the paper's Figure 2 to this file too")
-    flags.DEFINE_bool(
-        "json",
-        False,
-        "print one record instead: figures of each layer, means over the microbatches",
-        flag_values=values,
-    )
+    values = Flags()
+    values.add("trace", str, "file of recorded routing, as for `topoep plan`")
+    values.add_knob("num_experts", None, note="where the file does not say it")
+    values.add("top", int, "how many experts count as the busiest (default: 8, at most half of them)", least=1)
+    values.add("png", str, "draw the paper's Figure 2 to this file too")
+    values.add("json", bool, "print one record instead: figures of each layer, means over the microbatches", False)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     if values.trace is None:
         raise ValueError("--trace is missing: write --trace=routing.npz")
@@ -56,7 +44,7 @@ def run(values: flags.FlagValues) -> Iterator[str]:
         raise ValueError(f"--trace={path}: there is no such file")
     if values.png is not None:
         check_writable("png", values.png, ".png")
-    with open_trace(path, values.experts) as trace:
+    with open_trace(path, values.num_experts) as trace:
         skew, cut_off = skew_of(trace, top=values.top), trace.cut_off
     if values.json:
         yield json.dumps(_record(skew, path.name, cut_off), indent=1) + "\n"

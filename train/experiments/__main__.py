@@ -7,9 +7,9 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import jax
-from absl import flags
 
 from topoep_jax.cli import execute
+from topoep_jax.cli.flags import Flags
 from train.experiments import checks, report
 from train.experiments.figures import FIGURES
 from train.experiments.record import Record, to_json
@@ -21,24 +21,18 @@ from train.lock import sole_writer
 MEANING = "the paper's experiments: records, pictures, and a report with the paper's values beside ours"
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_list(
-        "figures", ["all"], f"comma list of figures to run: all, or some of {', '.join(FIGURES)}", flag_values=values
-    )
-    flags.DEFINE_bool("full", False, "everything, in hours, instead of a subset in minutes", flag_values=values)
-    flags.DEFINE_integer(
-        "seeds", None, "draws of each setting, instead of what each figure takes", 1, flag_values=values
-    )
-    flags.DEFINE_string(
-        "out", None, "folder (default: runs/experiments, with --full runs/experiments-full)", flag_values=values
-    )
-    flags.DEFINE_bool("resume", False, "keep figures of equal settings that are in the folder", flag_values=values)
+    values = Flags()
+    values.add("figures", list, f"comma list of figures to run: all, or some of {', '.join(FIGURES)}", ["all"])
+    values.add("full", bool, "everything, in hours, instead of a subset in minutes", False)
+    values.add("seeds", int, "draws of each setting, instead of what each figure takes", least=1)
+    values.add("out", str, "folder (default: runs/experiments, with --full runs/experiments-full)")
+    values.add("resume", bool, "keep figures of equal settings that are in the folder", False)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, figure by figure."""
     jax.config.update("jax_platforms", "cpu")  # Times are of the CPU, and no accelerator is needed.
     out = Path(values.out or f"runs/experiments{'-full' * values.full}").expanduser()

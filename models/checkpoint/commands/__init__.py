@@ -6,10 +6,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from absl import flags
-
 from models.checkpoint.api import read_config
 from topoep_jax.cli import execute
+from topoep_jax.cli.flags import Flags
 
 PROGRAM = "models.checkpoint"
 COMMANDS = {
@@ -42,20 +41,13 @@ def main(argv: Sequence[str] | None = None) -> int:
     )
 
 
-def define_common(values: flags.FlagValues) -> None:
+def define_common(values: Flags) -> None:
     """The flags of whatever opens a folder."""
-    flags.DEFINE_string(
-        "config",
-        None,
-        "folder whose config.json says the model, where the folder does not",
-        flag_values=values,
-    )
-    flags.DEFINE_boolean(
-        "fp8", False, "read block-scaled fp8 weights: e4m3 with a scale for each 128 x 128 block", flag_values=values
-    )
+    values.add("config", str, "folder whose config.json says the model, where the folder does not")
+    values.add("fp8", bool, "read block-scaled fp8 weights: e4m3 with a scale for each 128 x 128 block", False)
 
 
-def named_folder(values: flags.FlagValues, name: str) -> pathlib.Path:
+def named_folder(values: Flags, name: str) -> pathlib.Path:
     """The folder of a flag that has to be given.
 
     Raises:
@@ -67,6 +59,6 @@ def named_folder(values: flags.FlagValues, name: str) -> pathlib.Path:
     return pathlib.Path(folder)
 
 
-def named_config(values: flags.FlagValues) -> Any:
+def named_config(values: Flags) -> Any:
     """The config that --config names, None without it."""
     return read_config(values.config) if values.config else None

@@ -3,37 +3,31 @@
 from collections.abc import Iterator
 
 import numpy as np
-from absl import flags
 
 from models.checkpoint import trainer
 from models.checkpoint.api import export_dtypes, open_source
 from models.checkpoint.commands import define_common, named_config, named_folder
 from models.checkpoint.export import MAX_SHARD_BYTES, Export, check_new, new_folder
 from models.checkpoint.folder import config_content
+from topoep_jax.cli.flags import Flags
 
 _FORMATS = ("released", "trainer")
 _DTYPES = ("float32", "bfloat16", "float16")
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("from", "", "folder to read", flag_values=values)
-    flags.DEFINE_string("to", "", "folder to write; it must not be there", flag_values=values)
-    flags.DEFINE_string(
-        "format", None, f"what to write, {' or '.join(_FORMATS)}; default: the other than is read", flag_values=values
-    )
-    flags.DEFINE_string(
-        "dtype", None, f"to store, {', '.join(_DTYPES)}; default: as it is, of fp8 bfloat16", flag_values=values
-    )
-    flags.DEFINE_integer(
-        "max_shard_bytes", MAX_SHARD_BYTES, "of the tensors in one file of a released folder", 1, flag_values=values
-    )
+    values = Flags()
+    values.add("from", str, "folder to read", "")
+    values.add("to", str, "folder to write; it must not be there", "")
+    values.add("format", str, f"what to write, {' or '.join(_FORMATS)}; default: the other than is read")
+    values.add("dtype", str, f"to store, {', '.join(_DTYPES)}; default: as it is, of fp8 bfloat16")
+    values.add("max_shard_bytes", int, "of the tensors in one file of a released folder", MAX_SHARD_BYTES, least=1)
     define_common(values)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder, to = named_folder(values, "from"), named_folder(values, "to")
     for name, allowed in (("format", _FORMATS), ("dtype", _DTYPES)):

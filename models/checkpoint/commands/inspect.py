@@ -6,24 +6,23 @@ import pathlib
 from collections.abc import Iterator
 from typing import Any
 
-from absl import flags
-
 import models
 from models.checkpoint import trainer
 from models.checkpoint.commands import define_common, named_config, named_folder
 from models.checkpoint.released import Scan, is_ignored, scan_folder
+from topoep_jax.cli.flags import Flags
 from topoep_jax.cli.output import plural
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("folder", "", "the folder", flag_values=values)
+    values = Flags()
+    values.add("folder", str, "the folder", "")
     define_common(values)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder = named_folder(values, "folder")
     if trainer.find(folder) is not None:

@@ -4,7 +4,6 @@ import pathlib
 from collections.abc import Iterator
 
 import numpy as np
-from absl import flags
 
 from models.checkpoint.api import open_source
 from models.checkpoint.commands import define_common, named_config, named_folder
@@ -12,21 +11,20 @@ from models.checkpoint.faults import raise_faults
 from models.checkpoint.folder import config_faults
 from models.checkpoint.parameters import Index, Parameter
 from models.checkpoint.source import Source
+from topoep_jax.cli.flags import Flags
 
 
-def define() -> flags.FlagValues:
+def define() -> Flags:
     """Flags of the command."""
-    values = flags.FlagValues()
-    flags.DEFINE_string("folder", "", "the folder", flag_values=values)
-    flags.DEFINE_string("other", "", "one to compare it with", flag_values=values)
-    flags.DEFINE_float(
-        "tolerance", 0.0, "largest absolute difference that counts as equal; 0: every bit", 0, flag_values=values
-    )
+    values = Flags()
+    values.add("folder", str, "the folder", "")
+    values.add("other", str, "one to compare it with", "")
+    values.add("tolerance", float, "largest absolute difference that counts as equal; 0: every bit", 0.0, least=0)
     define_common(values)
     return values
 
 
-def run(values: flags.FlagValues) -> Iterator[str]:
+def run(values: Flags) -> Iterator[str]:
     """What the command prints, piece by piece."""
     folder, config = named_folder(values, "folder"), named_config(values)
     source = open_source(folder, config=config, fp8=values.fp8)
