@@ -8,8 +8,9 @@ import pytest
 
 from tests.cases import Case, named
 from tests.generator import small_demand
+from topoep_jax import _native
 from topoep_jax.plan.problem import Problem
-from topoep_jax.plan.topoep import EFFORTS, candidates, dependent_steps, dependent_steps_of_paper
+from topoep_jax.plan.topoep import EFFORTS, dependent_steps, dependent_steps_of_paper
 
 MOST_STEPS = 80
 THREADS = 256
@@ -18,20 +19,7 @@ SKEWS = (0.5, 1, 2, 4)
 
 def depth(omega: np.ndarray, problem: Problem) -> tuple[int, int, int, int]:
     """Steps on the path of a device, and the most items that a thread gets between two; both for the paper's plan."""
-    effort, cost = EFFORTS[problem.effort], problem.cost
-    return _topoep_tests.topoep_depth(
-        omega.ravel().tolist(),
-        list(problem.topology.domain_of_rank),
-        problem.num_slots,
-        [cost.expert_bytes, cost.token_bytes, cost.row_ps, cost.inter_fs_per_byte, cost.intra_fs_per_byte],
-        -1 if problem.cap_rows is None else problem.cap_rows,
-        [dataclasses.astuple(c) for c in candidates(problem.topology, problem.num_slots, effort)],
-        [int(kind) for kind in effort.thrifty],
-        [int(kind) for kind in effort.eager],
-        effort.fill_moves,
-        effort.paper,
-        THREADS,
-    )
+    return _topoep_tests.topoep_depth(_native.attributes(problem, "topoep"), omega.ravel(), THREADS)
 
 
 def demand(case: Case, skew: float) -> np.ndarray:

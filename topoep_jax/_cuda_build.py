@@ -196,7 +196,8 @@ def build(toolchain: Toolchain) -> Path:
         or if the cache cannot be used.
     """
     lists, root = _sources()
-    sources = [source for source in lists["SHARED_SRCS"] + lists["CUDA_SRCS"] if not source.endswith(".h")]
+    listed = lists["PROBLEM_SRCS"] + lists["SHARED_SRCS"] + lists["CUDA_SRCS"]
+    sources = [source for source in listed if not source.endswith(".h")]
     keys = {source: _key(source, root, toolchain) for source in sources}
     cache = cache_folder()
     try:

@@ -4,7 +4,7 @@
 //
 //   nvcc -std=c++17 -O2 -arch=sm_90 -I. -isystem <nccl include> -cudart static -o ranks tools/gpu/ranks_on_one_gpu.cu
 //       xla_ffi/transfer/transfer.cu xla_ffi/transport/group.cc xla_ffi/transport/nccl_api.cc -ldl -lpthread
-//   ./ranks [--ranks 2] [--domains 1] [--epochs 20] [--mains 4] [--slots 2] [--elements 1048576] [--pulls 0..3]
+//   ./ranks [--ranks 2] [--domains 1] [--epochs 20] [--mains 4] [--num_slots 2] [--elements 1048576] [--pulls 0..3]
 //           [--workers 8] [--nccl libnccl.so.2] [--stop]
 //
 // Every epoch has a new plan, new parameters and new gradients; all slots and all sums are compared bit for bit. With
@@ -268,8 +268,8 @@ int Run(const Settings& s) {
 Settings Parse(int argc, char** argv) {
   Settings s;
   const std::vector<std::pair<const char*, int32_t*>> numbers = {
-      {"--ranks", &s.ranks}, {"--domains", &s.domains},   {"--epochs", &s.epochs}, {"--mains", &s.mains},
-      {"--slots", &s.slots}, {"--elements", &s.elements}, {"--pulls", &s.pulls},   {"--workers", &s.workers}};
+      {"--ranks", &s.ranks},     {"--domains", &s.domains},   {"--epochs", &s.epochs}, {"--mains", &s.mains},
+      {"--num_slots", &s.slots}, {"--elements", &s.elements}, {"--pulls", &s.pulls},   {"--workers", &s.workers}};
   for (int i = 1; i < argc; ++i) {
     const std::string name = argv[i];
     const auto number = std::find_if(numbers.begin(), numbers.end(), [&](auto& known) { return name == known.first; });

@@ -54,11 +54,15 @@ TRANSFER_HDRS = [
     "xla_ffi/transfer/windows.h",
 ]
 
+# Of all that is told a problem: the extensions and the CUDA library.
+PROBLEM_SRCS = [
+    "xla_ffi/plan/owned_problem.cc",
+]
+
 # Of the extension and of the CUDA library.
 SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
     "xla_ffi/plan/call.h",
-    "xla_ffi/plan/owned_problem.cc",
     "xla_ffi/plan/plan_cuda.h",
     "xla_ffi/plan/scratch.cc",
     "xla_ffi/transport/sizes.h",
