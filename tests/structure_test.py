@@ -222,15 +222,39 @@ def long_functions(path: Path) -> Iterator[str]:
                 yield f"{name_of(path)}: {node.name} has {lines} lines"
 
 
+def long_native_functions(path: Path) -> Iterator[str]:
+    """The same of a C++ file: what braces hold, in no other braces but those of namespaces and types."""
+    no_code = r"//[^\n]*|/\*.*?\*/|\"(?:\\.|[^\"\\\n])*\"|'(?:\\.|[^'\\\n])*'"
+    text = re.sub(no_code, lambda match: "\n" * match[0].count("\n"), path.read_text(), flags=re.S)
+    open_braces: list[tuple[int, bool]] = []
+    for brace in re.finditer(r"[{}]", text):
+        at = brace.start()
+        if brace[0] == "{":
+            before = re.sub(r"<[^<>]*>", "", text[max(text.rfind(mark, 0, at) for mark in "{};") + 1 : at])
+            # A table of values is no function.
+            scope = re.search(r"\b(namespace|struct|class|enum|union)\b|\bextern\s*$|=\s*$", before)
+            open_braces.append((at, scope is not None))
+            continue
+        start, is_scope = open_braces.pop()
+        lines = text.count("\n", start, at) - 1
+        if lines > MAX_FUNCTION_LINES and not is_scope and all(outer for _, outer in open_braces):
+            yield f"{name_of(path)}:{text.count(chr(10), 0, start) + 1}: a function of {lines} lines"
+
+
 def test_functions_fit_on_a_screen() -> None:
     assert not [text for path in python_files(*PYTHON_FOLDERS) for text in long_functions(path)]
+    native = native_files("xla_ffi", "tests/cc", "tests/native", "tools")
+    assert not [text for path in native for text in long_native_functions(path)]
 
 
 def test_long_functions_are_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(globals(), "ROOT", tmp_path)
+    python, native = tmp_path / "long.py", tmp_path / "long.h"
     for lines in (MAX_FUNCTION_LINES, MAX_FUNCTION_LINES + 1):
-        (tmp_path / "long.py").write_text('def f():\n    """Says what."""\n' + "    pass\n" * lines)
-        assert len([*long_functions(tmp_path / "long.py")]) == (lines > MAX_FUNCTION_LINES)
+        python.write_text('def f():\n    """Says what."""\n' + "    pass\n" * lines)
+        native.write_text("namespace n {\ntemplate <class T>\nvoid F() {  // {\n" + "  g();\n" * lines + "}\n}\n")
+        found = [*long_functions(python), *long_native_functions(native)]
+        assert len(found) == (2 if lines > MAX_FUNCTION_LINES else 0)
 
 
 def test_no_file_names_a_machine() -> None:
