@@ -309,8 +309,8 @@ def _parse_kept(kept: dict[str, Any]) -> dict[str, Any]:
             raise ValueError(f"{field.name}={kept[field.name]!r} is no integer")
     shapes = kept.get("of_weights")
     if shapes is not None:
-        kind: Any = MODEL_TYPES[shapes["model_type"]][0]
-        shapes = kind.from_hf(shapes)
+        model: Any = MODEL_TYPES[shapes["model_type"]][0]
+        shapes = model.from_hf(shapes)
     return {**kept, "data": tuple(kept["data"]), "of_weights": shapes}
 
 
