@@ -20,8 +20,8 @@ PYTEST := $(PY) -m pytest -n $(WORKERS) --dist worksteal
 # What a change breaks most, without a compiled layer: where things belong, configuration and messages, routers, and the
 # laws of plans, of all planners on a published model and at random. Every small case and every combination of terms are
 # left to `make test`.
-QUICK := $(patsubst %,tests/%_test.py,structure topology layer_config routing \
-  plan_laws plan_cost plan_evaluate plan_pulls plan_vectors) -k "not small_cases and not every_combination"
+QUICK := $(patsubst %,tests/%_test.py,house/structure topology config routing \
+  plan/laws plan/cost plan/evaluate plan/pulls plan/vectors) -k "not (small_cases or every_combination or hot_owner or starts_no_devices)"
 PIP := $(PY) -m pip install --quiet --disable-pip-version-check --no-input
 NATIVE_SRCS := $(shell find xla_ffi tests/native -type f -not -name "*.py*")
 CC_FILES := $(shell find xla_ffi tests tools -name "*.cc" -o -name "*.h" -o -name "*.cu" -o -name "*.cuh")
@@ -60,11 +60,11 @@ test-full: setup
 
 # The CUDA library and the GPU programs, compiled: no GPU is needed, and none is used.
 test-cuda: setup $(VENV)/.extra-cuda-aot
-	$(PYTEST) --require-cuda tests/aot_*_test.py tests/cuda_*_test.py tests/experiments_compiled_test.py $(ARGS)
+	$(PYTEST) --require-cuda tests/aot tests/cuda tests/train/experiments/compiled_test.py $(ARGS)
 
 # The models against transformers, which has an environment of its own: it needs torch, and no JAX.
 parity: setup $(PARITY_VENV)/.requirements
-	$(PY) -m pytest tests/parity_test.py --transformers-python=$(CURDIR)/$(PARITY_VENV)/bin/python $(ARGS)
+	$(PY) -m pytest tests/models/parity_test.py --transformers-python=$(CURDIR)/$(PARITY_VENV)/bin/python $(ARGS)
 
 lint: setup $(VENV)/.tidy
 	$(PY) -m ruff check

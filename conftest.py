@@ -10,7 +10,7 @@ import sys
 import tempfile
 from collections.abc import Iterator
 
-from tests.xla_flags import xla_flags
+from tests.support.xla_flags import xla_flags
 
 os.environ["JAX_PLATFORMS"] = "cpu"
 os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {xla_flags(num_devices=32)}".strip()
@@ -20,7 +20,7 @@ import hypothesis
 import jax
 import pytest
 
-from tests import leaks
+from tests.support import leaks
 
 jax.config.update("jax_numpy_dtype_promotion", "strict")
 jax.config.update("jax_numpy_rank_promotion", "raise")
@@ -43,7 +43,7 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 @pytest.fixture(autouse=True, scope="session")
 def own_temporary_files(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
-    """What is made without a folder lands in one of this process, which `tests.leaks` can look at."""
+    """What is made without a folder lands in one of this process, which `tests.support.leaks` can look at."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("TMPDIR", str(tmp_path_factory.mktemp("temporary")))
         patch.setattr(tempfile, "tempdir", None)
@@ -75,8 +75,8 @@ def cuda_library(request: pytest.FixtureRequest) -> ctypes.CDLL:
 
 @pytest.fixture(scope="session")
 def aot(request: pytest.FixtureRequest, cuda_library: ctypes.CDLL):
-    """Compiles programs for GPUs ahead of time: a tests.aot.Compiler."""
-    from tests.aot import Compiler
+    """Compiles programs for GPUs ahead of time: a tests.support.aot.Compiler."""
+    from tests.support.aot import Compiler
 
     try:
         return Compiler()

@@ -10,7 +10,7 @@ import pytest
 from flax import nnx
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from tests.plans import random_demand
+from tests.support.plans import random_demand
 from topoep_jax import LayerConfig, MoE, MoEMetrics, Status, Topology, solve_plan
 from topoep_jax.plan.mains import mains_only
 

@@ -10,8 +10,8 @@ import tempfile
 import pytest
 
 from tests.launch_test import OF_LAUNCHERS, open_mpi, slurm
-from tests.multiprocess_worker import ROOT
-from tests.xla_flags import xla_flags
+from tests.support.multiprocess_worker import ROOT
+from tests.support.xla_flags import xla_flags
 
 DRIVER = """
 int cuInit(unsigned flags) { return 0; }

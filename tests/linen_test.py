@@ -13,8 +13,8 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import topoep_jax
-from tests.moe_forms import OPTIONS, SIZES
 from tests.moe_test import error
+from tests.support.moe_forms import OPTIONS, SIZES
 from topoep_jax.linen import MoE
 
 MESH = Mesh(np.array(jax.devices()[:8]), ("ep",))

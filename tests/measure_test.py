@@ -6,7 +6,7 @@ from pathlib import Path
 import jax
 import pytest
 
-from tests.multiprocess_worker import run_processes
+from tests.support.multiprocess_worker import run_processes
 from topoep_jax import measure as measuring
 from topoep_jax.measure import measure
 from topoep_jax.plan import Hardware

@@ -7,7 +7,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.plans import random_demand, random_plan
+from tests.support.plans import random_demand, random_plan
 from topoep_jax import Plan, Status, Topology, collect_metrics
 from topoep_jax.metrics import merge_over, metrics_of
 

@@ -14,7 +14,7 @@ import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
-from tests.dense import dense_layer
+from tests.support.dense import dense_layer
 from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
 from topoep_jax._arrays import zeros_after
 from topoep_jax.dispatch import api as dispatch_api

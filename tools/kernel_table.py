@@ -6,7 +6,7 @@
 
 Registers, stack, spills and static shared memory are what ptxas reports (-Xptxas -v), threads per block the launch
 bound in the PTX beside. How much dynamic shared memory a launch asks for stands in no output of the compiler; the PTX
-tells which kernels take it, and tests/cuda_build_test.py that the number here is the source's. Registers may move with
+tells which kernels take it, and tests/cuda/build_test.py that the number here is the source's. Registers may move with
 the compiler; a kernel that starts to spill is a fault.
 """
 

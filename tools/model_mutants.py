@@ -5,8 +5,9 @@
     python tools/model_mutants.py --mutant NAME   the tests with this error; its status is theirs
 
 The errors are those of tools/model_mutants.txt; no file changes, since they are made while a module is imported. The
-tests are those of tests/parity_test.py, on the variants that a mutant names. Exits with an error where one of these
-variants passes them all, or fails by an exception alone: an error that does not run says nothing of a test of numbers.
+tests are those of tests/models/parity_test.py, on the variants that a mutant names. Exits with an error where one of
+these variants passes them all, or fails by an exception alone: an error that does not run says nothing of a test of
+numbers.
 """
 
 import argparse
@@ -97,7 +98,7 @@ def run_with(mutant: Mutant) -> int:
 
 def run_tests(variants: tuple[str, ...], *plugins: object) -> int:
     """Status of the tests on these variants."""
-    names = [f"tests/parity_test.py::{test}[{variant}]" for variant in variants for test in TESTS]
+    names = [f"tests/models/parity_test.py::{test}[{variant}]" for variant in variants for test in TESTS]
     return int(
         pytest.main(["-q", "-p", "no:cacheprovider", "--tb=line", "-m", "full or not full", *names], plugins=plugins)
     )

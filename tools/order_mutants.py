@@ -4,7 +4,7 @@
     python tools/order_mutants.py --stage NAME    the tests without this stage; its status is theirs
 
 A stage is a call of `topoep_jax.pipeline.order.stage`; without it, its operands go through unchanged. The tests are
-those of tests/aot_pipeline_test.py for one layer of Qwen3-30B-A3B: which collective runs under which product, and how
+those of tests/aot/pipeline_test.py for one layer of Qwen3-30B-A3B: which collective runs under which product, and how
 much memory the layer takes. Exits with an error where a stage is left out and they pass: then it should not be there.
 """
 
@@ -53,7 +53,7 @@ class Without:
 
 def run_without(stage: str) -> int:
     """Status of the tests on programs that lack one stage."""
-    names = [f"tests/aot_pipeline_test.py::{test}[{LAYER}]" for test in TESTS]
+    names = [f"tests/aot/pipeline_test.py::{test}[{LAYER}]" for test in TESTS]
     options = ["-q", "--require-cuda", "-m", "", "-p", "no:cacheprovider"]
     return int(pytest.main([*options, *names], plugins=[Without(stage)]))
 
@@ -62,7 +62,7 @@ def describe(stage: str) -> dict[str, object]:
     """Which tests notice that a stage is gone; the row of the JSON."""
     begin = time.monotonic()
     done = subprocess.run([sys.executable, __file__, "--stage", stage], capture_output=True, text=True, cwd=ROOT)
-    noticed = [test for test in TESTS if f"FAILED tests/aot_pipeline_test.py::{test}" in done.stdout]
+    noticed = [test for test in TESTS if f"FAILED tests/aot/pipeline_test.py::{test}" in done.stdout]
     if done.returncode != (FAILED if noticed else 0):
         raise SystemExit(f"{stage} ended with status {done.returncode}:\n{done.stdout[-4000:]}{done.stderr[-4000:]}")
     return {"stage": stage, "noticed_by": noticed, "seconds": round(time.monotonic() - begin, 1)}

@@ -15,7 +15,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from tests.cases import SKEWS, Case, named
+from tests.support.cases import SKEWS, Case, named
 from topoep_jax import solve_plan
 from topoep_jax.plan.baselines import BASELINES
 from topoep_jax.plan.topoep import EFFORTS

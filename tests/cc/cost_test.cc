@@ -1,5 +1,5 @@
-// The cost model without Python: the vectors of tests/plan_cost_test.py and tests/plan_pulls_test.py, and the largest
-// values. tests/plan_cost_test.py compares both languages on random plans.
+// The cost model without Python: the vectors of tests/plan/cost_test.py and tests/plan/pulls_test.py, and the largest
+// values. tests/plan/cost_test.py compares both languages on random plans.
 
 #include "xla_ffi/plan/cost.h"
 

@@ -1,5 +1,5 @@
 // How a Group connects and ends, over an NCCL and a CUDA that only keep books: no GPU, no network, one rank.
-// tests/cuda_group_test.py builds it, since NCCL's and CUDA's headers are needed. Prints what is wrong; exit status 0
+// tests/cuda/group_test.py builds it, since NCCL's and CUDA's headers are needed. Prints what is wrong; exit status 0
 // if nothing is.
 
 #include <cuda_runtime_api.h>

@@ -1,5 +1,5 @@
 // The planner without Python: vectors by hand, conservation and repeatability on random demand, refusals.
-// tests/plan_vectors_test.py holds every vector and tests/plan_backends_test.py compares with the reference; these run
+// tests/plan/vectors_test.py holds every vector and tests/plan/backends_test.py compares with the reference; these run
 // in seconds under Bazel and CTest, also with sanitizers.
 
 #include "xla_ffi/plan/solver.h"

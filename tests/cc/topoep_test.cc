@@ -1,5 +1,5 @@
 // Planner `topoep` without Python: the lanes do not change the plan, rows are conserved, and no plan costs more than
-// the empty one. tests/plan_backends_test.py compares with the reference; here the sanitizers look on.
+// the empty one. tests/plan/backends_test.py compares with the reference; here the sanitizers look on.
 
 #include <cstdint>
 #include <vector>

@@ -8,8 +8,8 @@ from pathlib import Path
 import jax
 import numpy as np
 
-from tests.cases import CASES, Case, named
-from tests.generator import BAD_KINDS, GOOD_KINDS, small_demand
+from tests.support.cases import CASES, Case, named
+from tests.support.generator import BAD_KINDS, GOOD_KINDS, small_demand
 from topoep_jax import _native
 from topoep_jax.plan import CostModel, Hardware, Plan
 from topoep_jax.plan.api import solve

@@ -7,7 +7,7 @@ two stages are not. Where the data alone orders two stages there is no call. One
 them share the links and gain nothing, and because gradients must not depend on timing.
 
 A barrier leaves no trace in the program, so the resulting order is not promised but tested, on programs for GPUs that
-are compiled ahead of time (tests/aot_pipeline_test.py), as is that each stage is needed (tools/order_mutants.py).
+are compiled ahead of time (tests/aot/pipeline_test.py), as is that each stage is needed (tools/order_mutants.py).
 """
 
 import contextlib

@@ -114,7 +114,7 @@ A = Calibration(
 C = Calibration("C", gflops=0.479 * 989e3, nvlink_gbs=91.4, phase_ms=0.779, hot_share=0.370, size_ms=2.95)
 CALIBRATIONS = (R, A, C)
 """R: fitted to Qwen and GLM, the recommended one. A: the same data without the term of size, planning and rho fitted
-instead. C: as R, fitted to all three models. A and C are refitted here (`tests/simulate_fit_test.py` repeats it)."""
+instead. C: as R, fitted to all three models. A and C are refitted here (`tests/simulate/fit_test.py` repeats it)."""
 
 
 def phases(shape: Shape, traits: Traits, calibration: Calibration, rows: float) -> Phases:

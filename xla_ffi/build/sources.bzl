@@ -115,7 +115,7 @@ CC_MUTANTS = [
     "mutant_transfer",
 ]
 
-# Needs the headers of CUDA and NCCL: tests/cuda_group_test.py builds and runs it.
+# Needs the headers of CUDA and NCCL: tests/cuda/group_test.py builds and runs it.
 CC_CUDA_TESTS = [
     "group_bringup",
 ]

@@ -7,7 +7,7 @@ from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.topoep.candidate import LEVEL_ROUNDS
 from topoep_jax.plan.topoep.effort import BY_INTERVALS, EFFORTS, Candidate, candidates
 
-# Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan_depth_test.py counts them there.
+# Barriers and reductions of the stages in xla_ffi/plan/topoep/; tests/plan/depth_test.py counts them there.
 _PREPARE = 1
 _SELECT = 2
 _FILL = 3  # and one for each slot of the largest domain and each move
