@@ -58,6 +58,7 @@ class Workshop:
         self.write({"xla/xla/ffi/api/ffi.h": "", "nccl/nccl_device.h": ""})
         self.set_versions("13.0.88", "2.32.3", "0.3")
         lists = {
+            "PROBLEM_SRCS": [],
             "SHARED_SRCS": ["xla_ffi/plan/solver.cc", "xla_ffi/plan/solver.h"],
             "CUDA_SRCS": ["xla_ffi/plan/plan.cu", "xla_ffi/transfer/transfer.cu"],
         }

@@ -74,5 +74,5 @@ def test_nothing_is_returned_that_nobody_asked_for(tmp_path):
 
 
 def test_bad_settings(tmp_path):
-    with pytest.raises(ValueError, match="--record_routing=-1 must not be negative"):
+    with pytest.raises(ValueError, match="--record_routing=-1 must be an integer of at least 0"):
         settings(tmp_path / "run", record_routing=-1)
