@@ -62,6 +62,13 @@ def nothing_outlives_a_test() -> Iterator[None]:
     yield from leaks.of_a_test()
 
 
+@pytest.fixture(scope="module")
+def standard_promotion() -> Iterator[None]:
+    """JAX's usual promotion of types, for files whose tests train: Optax is not written for the strict one."""
+    with jax.numpy_dtype_promotion("standard"):
+        yield
+
+
 @pytest.fixture(scope="session")
 def cuda_library(request: pytest.FixtureRequest) -> ctypes.CDLL:
     """libtopoep_cuda.so, built if need be, with its targets registered."""

@@ -19,15 +19,10 @@ from train.config import TrainConfig, define, from_flags
 from train.state import TrainState
 from train.step import Program, build
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 RESULTS = pathlib.Path(__file__).parent.parent.parent / "results" / "full" / "damage.json"
 ONE_RANK = {"ep": 1, "domains": 1, "planner": "none"}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax is not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(scope="module")

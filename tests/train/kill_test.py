@@ -26,17 +26,12 @@ from train.config import TrainConfig
 from train.resume import ResumeError
 from train.step import build
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 ROOT = pathlib.Path(__file__).parent.parent.parent
 SHAPE = "num_layers=1,num_experts=4,top_k=2,hidden=16,ffn=8,num_heads=2,num_kv_heads=1,head_dim=8"
 SMALL = {"shape": SHAPE, "dtype": "float32", "seq_len": 8, "batch_size": 2, "planner": "none", "domains": 1}
 SHORT = {**SMALL, "ep": 1, "steps": 8, "save_every": 2}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax is not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -14,15 +14,10 @@ from train.stages import bounds
 from train.state import StepMetrics, TrainState, is_sound
 from train.step import build
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 STEPS, MICROBATCHES = 2, 3
 SETTINGS = {"steps": STEPS, "clip": 0.5, "batch_size": 4 * MICROBATCHES, "seq_len": 48}
-
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax is not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 def joined(states: tuple[TrainState, ...]) -> dict[str, np.ndarray]:

@@ -20,12 +20,7 @@ from train.config import TrainConfig, define, from_flags
 from train.optimizer import wide
 from train.step import Program, build
 
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax is not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
+pytestmark = pytest.mark.usefixtures("standard_promotion")
 
 
 @pytest.fixture(autouse=True, scope="module")

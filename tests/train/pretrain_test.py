@@ -22,6 +22,8 @@ from train.lock import sole_writer
 from train.mesh import make_mesh
 from train.step import Program, build
 
+pytestmark = pytest.mark.usefixtures("standard_promotion")
+
 WANTED = {
     *("step", "loss", "grad_norm", "tokens_per_s", "imbalance_before", "imbalance", "inter_domain_before"),
     *("inter_domain", "replica", "overflow_rows", "slots_used", "dropped_rows", "passes", "status", "rerun"),
@@ -31,13 +33,6 @@ WANTED = {
 TIGHT = {"planner": "none", "cap_factor": 1.5}
 # Two policies are two programs, which the tests' quick compiles fuse, and round, differently; not so with these.
 EMITTERS = {"xla_cpu_use_fusion_emitters": True} if jax.__version_info__ < (0, 11) else None
-
-
-@pytest.fixture(autouse=True, scope="module")
-def standard_promotion():
-    """Optax is not written for strict promotion."""
-    with jax.numpy_dtype_promotion("standard"):
-        yield
 
 
 @pytest.fixture(autouse=True, scope="module")

@@ -76,7 +76,9 @@ class Improver {
     team_.ForEach(context_.ranks, [&](int32_t r) {
       for (int32_t n = 0; n < context_.slots; ++n) {
         const int32_t item = r * context_.instances + context_.mains + n;
-        if (Now().rows[item] == 0) state_.slot_expert[r * context_.slots + n] = -1;
+        int32_t& expert = state_.slot_expert[r * context_.slots + n];
+        // A free slot is not written again: without a round there was no barrier, and others may still read it.
+        if (Now().rows[item] == 0 && expert >= 0) expert = -1;
       }
     });
   }
