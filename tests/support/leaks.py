@@ -48,7 +48,7 @@ def environment() -> State:
     # pytest itself notes there which test runs, and in which phase.
     found = dict(os.environ._data)  # as it lies there: to decode all of it takes longer than the rest of these
     found.pop(b"PYTEST_CURRENT_TEST", None)
-    for name in (b"MOSAIC_GPU_CUDA_ROOT", b"MOSAIC_GPU_RUNTIME_LIB_PATH"):  # JAX's own notes, where Pallas is first used
+    for name in (b"MOSAIC_GPU_CUDA_ROOT", b"MOSAIC_GPU_RUNTIME_LIB_PATH"):  # JAX notes them where Pallas is first used
         found.pop(name, None)
     return found
 
