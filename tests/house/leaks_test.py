@@ -5,6 +5,7 @@ import pathlib
 import re
 import subprocess
 import sys
+from xml.etree import ElementTree
 
 ROOT = pathlib.Path(__file__).parent.parent.parent
 
@@ -134,7 +135,7 @@ def doctested():
 
 
 WANTED = {
-    "[doctest] planted_test.doctested": "environment variable LEFT_BY_A_DOCTEST: '1' is new",
+    "planted_test.doctested": "environment variable LEFT_BY_A_DOCTEST: '1' is new",
     "test_group": "transport group ep",
     "test_environment": "environment variable LEFT: '1' is new",
     "test_lost_environment": "environment variable THERE: 'yes' is gone",
@@ -162,18 +163,13 @@ def test_each_kind_of_leak_is_named_after_the_test_that_left_it(tmp_path):
     (tmp_path / "planted_test.py").write_text(PLANTED)
     (tmp_path / "temporary").mkdir()
     environment = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary"), "THERE": "yes"}
-    command = [
-        sys.executable,
-        "-m",
-        "pytest",
-        "--doctest-modules",
-        f"--basetemp={tmp_path / 'base'}",
-        "planted_test.py",
-    ]
+    report = tmp_path / "report.xml"  # of one form, where what is printed differs with $CI
+    command = [sys.executable, "-m", "pytest", "--doctest-modules", f"--basetemp={tmp_path / 'base'}"]
+    command += [f"--junit-xml={report}", "planted_test.py"]
     done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
-    parts = re.split(r"^_+ ERROR at teardown of (.*?) _+$", done.stdout, flags=re.M)[1:]
-    told = [(name, re.findall(r"^  (.*)$", text, re.M)) for name, text in zip(parts[::2], parts[1::2], strict=True)]
+    told = [(case.get("name"), error.text) for case in ElementTree.parse(report).iter("testcase") for error in case]
     assert [name for name, _ in told] == [*WANTED], done.stdout
-    for name, lines in told:
+    for name, text in told:
+        lines = re.findall(r"^  (.*)$", text, re.M)
         assert len(lines) == 1 and lines[0].startswith(WANTED[name]), (name, lines)
     assert f"{len(WANTED) + 1} passed, {len(WANTED)} errors" in done.stdout
