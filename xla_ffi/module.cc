@@ -8,7 +8,7 @@
 
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/plan/owned_problem.h"
-#include "xla_ffi/plan/plan_cuda.h"
+#include "xla_ffi/plan/scratch.h"
 #include "xla_ffi/transport/sizes.h"
 
 XLA_FFI_DECLARE_HANDLER_SYMBOL(TopoepPlan);

@@ -30,7 +30,7 @@ struct MadeSchedules {
   }
   void Layout(const TransferCase& c, int32_t rank, Arena& arena) {
     pull = PullSchedule(problem, domains, rank, c.row_bytes, arena);
-    push = PushSchedule(c.NumRanks(), c.slots, c.mains, rank, 4 * c.columns, half_bytes, arena);
+    push = PushSchedule(problem, rank, 4 * c.columns, half_bytes, arena);
   }
   template <class Team>
   void Make(Team& team, const std::vector<int32_t>& slot_expert) {

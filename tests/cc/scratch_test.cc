@@ -41,8 +41,6 @@ Answer SolveOnBlocks(Instance instance) {
   EXPECT_EQ(layout.bytes, bytes);
   const std::vector<std::byte> tables = PackTables(host, domains.View());
   std::copy(tables.begin(), tables.end(), memory.begin());
-  const Problem problem = layout.OnDevice(host);
-  const Workspace work = layout.WorkOnDevice();
   // Whoever still reads the host's tables reads nonsense.
   std::fill(instance.domain_of_rank.begin(), instance.domain_of_rank.end(), -99);
   std::fill(instance.rank_speed.begin(), instance.rank_speed.end(), -99);
@@ -50,20 +48,22 @@ Answer SolveOnBlocks(Instance instance) {
   std::fill(instance.thrifty.begin(), instance.thrifty.end(), -99);
   std::fill(instance.eager.begin(), instance.eager.end(), -99);
 
-  RunBlock(problem, work, 0,
+  RunBlock(layout.problem, layout.work, 0,
            [](SerialTeam& team, const Problem&, const Workspace& w, const Memory&) { Begin(team, w); });
   std::vector<std::thread> blocks;
   for (int32_t block = 0; block < layout.blocks; ++block) {
     blocks.emplace_back([&, block] {
-      RunBlock(problem, work, block, [&](SerialTeam& team, const Problem& p, const Workspace& w, const Memory& m) {
-        for (int32_t run = block; run < w.NumRuns(); run += layout.blocks) RunEntry(team, p, w, m, run);
-      });
+      RunBlock(layout.problem, layout.work, block,
+               [&](SerialTeam& team, const Problem& p, const Workspace& w, const Memory& m) {
+                 for (int32_t run = block; run < w.NumRuns(); run += layout.blocks) RunEntry(team, p, w, m, run);
+               });
     });
   }
   for (std::thread& block : blocks) block.join();
-  RunBlock(problem, work, 0, [&](SerialTeam& team, const Problem& p, const Workspace& w, const Memory& m) {
-    Conclude(team, p, w, m, answer.View());
-  });
+  RunBlock(layout.problem, layout.work, 0,
+           [&](SerialTeam& team, const Problem& p, const Workspace& w, const Memory& m) {
+             Conclude(team, p, w, m, answer.View());
+           });
   EXPECT_TRUE(std::all_of(memory.begin() + bytes, memory.end(), [](std::byte b) { return b == kGarbage; }));
   return answer;
 }

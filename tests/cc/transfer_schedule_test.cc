@@ -54,8 +54,9 @@ Pulls ModeOf(const MadeSchedules& made, const std::vector<int32_t>& slot_expert)
     std::vector<int64_t> words(Links::NumWords(problem.num_ranks));
     std::vector<Best> bests(Links::kNumBests);
     SerialTeam team;
+    Pulls chosen{};
     const int64_t ps = PullPs(team, problem, made.domains, slot_expert.data(), PullCounts(problem, counts.data()),
-                              Links(problem, words.data(), bests.data()));
+                              Links(problem, words.data(), bests.data()), chosen);
     if (best < 0 || ps < best) {
       best = ps;
       mode = problem.cost.pulls;

@@ -160,8 +160,7 @@ class TransferRun {
 
     void Layout(const Domains& domains, Arena& arena) {
       pull = PullSchedule(run.problem_, domains, rank, c.row_bytes, arena);
-      push = PushSchedule(c.NumRanks(), c.slots, c.mains, rank, c.columns * int64_t{4}, run.c_.Windows().HalfBytes(),
-                          arena);
+      push = PushSchedule(run.problem_, rank, c.columns * int64_t{4}, run.c_.Windows().HalfBytes(), arena);
     }
 
     void Work(int32_t worker) {

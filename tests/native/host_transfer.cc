@@ -59,8 +59,9 @@ std::string RunRanks(const HostTransfer& call, Body body) {
 }  // namespace
 
 std::string CheckPlacement(const Problem& problem, const int32_t* slot_expert) {
+  const RankLayer layer{0, problem.num_ranks, problem.num_slots, problem.MainsPerRank(), 0};
   for (int32_t i = 0; i < problem.num_ranks * problem.num_slots; ++i) {
-    const Flaw flaw = FlawOf(slot_expert, problem.num_ranks, problem.num_slots, problem.MainsPerRank(), i);
+    const Flaw flaw = FlawOf(layer, slot_expert, i);
     if (flaw == Flaw::kNone) continue;
     const std::string where = "slot_expert[" + std::to_string(i / problem.num_slots) + ", " +
                               std::to_string(i % problem.num_slots) + "]=" + std::to_string(slot_expert[i]);
@@ -94,8 +95,7 @@ std::string HostPush(const HostTransfer& call, const int32_t* slot_expert, const
   const int64_t half_bytes = ShapeOf(call).HalfBytes();
   const int64_t columns = call.row_bytes / static_cast<int64_t>(sizeof(float));
   const Schedules<PushSchedule> schedules(problem.num_ranks, [&](int32_t rank, Arena& arena) {
-    return PushSchedule(problem.num_ranks, problem.num_slots, problem.MainsPerRank(), rank, call.row_bytes, half_bytes,
-                        arena);
+    return PushSchedule(problem, rank, call.row_bytes, half_bytes, arena);
   });
   SerialTeam team;
   for (int32_t rank = 0; rank < problem.num_ranks; ++rank) MakePushSchedule(team, slot_expert, schedules[rank]);

@@ -64,7 +64,6 @@ SHARED_SRCS = [
     "xla_ffi/plan/call.cc",
     "xla_ffi/plan/call.h",
     "xla_ffi/plan/plan_cuda.h",
-    "xla_ffi/plan/scratch.cc",
     "xla_ffi/transport/sizes.h",
 ]
 
@@ -76,7 +75,6 @@ MODULE_SRCS = [
 # The CUDA library: topoep_jax/_cuda_build.py compiles these and SHARED_SRCS with nvcc.
 CUDA_HDRS = [
     "xla_ffi/transfer/bulk_ring.cuh",
-    "xla_ffi/transfer/fail.cuh",
     "xla_ffi/transfer/nccl_fabric.cuh",
     "xla_ffi/transfer/transfer_cuda.h",
     "xla_ffi/transport/device_group.h",

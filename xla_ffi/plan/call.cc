@@ -14,13 +14,6 @@ namespace ffi = xla::ffi;
 
 ffi::Error Wrong(const std::string& what) { return ffi::Error::InvalidArgument("topoep_plan: " + what); }
 
-template <class Dimensions>
-std::string Text(const Dimensions& dimensions) {
-  std::string text = "[";
-  for (const int64_t dimension : dimensions) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
-  return text + "]";
-}
-
 ffi::Error CheckShape(const std::string& name, ffi::Span<const int64_t> actual, const std::vector<int64_t>& expected) {
   if (std::equal(actual.begin(), actual.end(), expected.begin(), expected.end())) return ffi::Error::Success();
   return Wrong(name + " has shape " + Text(actual) + ", expected " + Text(expected));

@@ -4,7 +4,9 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_CALL_H_
 #define TOPOEP_XLA_FFI_PLAN_CALL_H_
 
+#include <cstdint>
 #include <optional>
+#include <string>
 #include <utility>
 
 #include "xla/ffi/api/ffi.h"
@@ -15,6 +17,14 @@ namespace topoep {
 
 using Int32s = xla::ffi::Buffer<xla::ffi::S32>;
 using Bytes = xla::ffi::Buffer<xla::ffi::U8>;
+
+// The dimensions of an array, as errors tell them.
+template <class Dimensions>
+std::string Text(const Dimensions& dimensions) {
+  std::string text = "[";
+  for (const int64_t dimension : dimensions) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
+  return text + "]";
+}
 
 // Owns what problem() points to, but for the demand.
 class PlanCall {

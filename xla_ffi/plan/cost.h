@@ -106,7 +106,9 @@ TOPOEP_STAGE int64_t PredictPs(Team& team, const Problem& problem, const Domains
   const int64_t compute_ps = ComputePs(team, problem, rank_rows);
   const int64_t rows_ps = links.Ps(team, problem.objective);
   team.Sync();  // the pulls use the same links
-  return compute_ps + rows_ps + PullPs(team, problem, domains, slot_expert, PullCounts(problem, pull_words), links);
+  Pulls unused{};
+  return compute_ps + rows_ps +
+         PullPs(team, problem, domains, slot_expert, PullCounts(problem, pull_words), links, unused);
 }
 
 }  // namespace topoep

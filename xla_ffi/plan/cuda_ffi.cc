@@ -6,6 +6,7 @@
 #include "xla/ffi/api/ffi.h"
 #include "xla_ffi/plan/call.h"
 #include "xla_ffi/plan/plan_cuda.h"
+#include "xla_ffi/plan/scratch.h"
 
 namespace topoep {
 namespace {

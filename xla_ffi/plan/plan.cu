@@ -103,7 +103,7 @@ void WriteTables(const std::vector<std::byte>& tables, void* scratch, cudaStream
 const char* LaunchPlan(const Problem& problem, const Plan& plan, void* scratch, CUstream_st* stream) {
   const DomainTable domains(problem);
   const Scratch layout(problem, domains.View(), scratch);
-  const Task task{layout.OnDevice(problem), layout.WorkOnDevice(), plan};
+  const Task task{layout.problem, layout.work, plan};
   WriteTables(PackTables(problem, domains.View()), scratch, stream);
   BeginPlan<<<1, kThreads, 0, stream>>>(task);
   RunEntries<<<layout.blocks, kThreads, 0, stream>>>(task);

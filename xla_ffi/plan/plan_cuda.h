@@ -3,16 +3,11 @@
 #ifndef TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
 #define TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
 
-#include <cstdint>
-
 #include "xla_ffi/plan/problem.h"
 
 struct CUstream_st;  // cudaStream_t points to it
 
 namespace topoep {
-
-// Bytes of device memory that the kernels work in; of the problem only its sizes and tables are read.
-int64_t PlanScratchBytes(const Problem& problem);
 
 // Puts the kernels onto the stream and returns; the host waits for nothing, allocates nothing on the device and reads
 // nothing back. All they need travels as their arguments, so that a CUDA graph may record and repeat them.

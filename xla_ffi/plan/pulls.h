@@ -126,11 +126,11 @@ TOPOEP_BODY void CountPulls(Team& team, const Problem& problem, const Domains& d
   team.Sync();
 }
 
-// Picoseconds of the pulls of slot_expert [R, N] under problem.objective, as problem.cost.pulls says: 3 dependent
-// steps, 6 if striped, and 15 for the best of all modes.
+// Picoseconds of the pulls of slot_expert [R, N] under problem.objective, in the mode that problem.cost.pulls says,
+// which is left in `chosen`: 3 dependent steps, 6 if striped; for the best of all modes 12, and 15 under Eq. 8.
 template <class Team>
 TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
-                           const PullCounts& counts, const Links& links) {
+                           const PullCounts& counts, const Links& links, Pulls& chosen) {
   const bool any = problem.cost.pulls == Pulls::kBest;
   int64_t quickest = 0;
   int64_t result = 0;
@@ -141,6 +141,7 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
     if (!any) {
       const int64_t ps = links.Ps(team, problem.objective);
       team.Sync();  // Eq. 8 adds up what other lanes may clear for the next plan
+      chosen = mode;
       return ps;
     }
     // The schedule is the quickest one under either objective; the first of them on a tie.
@@ -148,28 +149,11 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
     if (mode == Pulls::kDirect || ps < quickest) {
       quickest = ps;
       result = problem.objective == Objective::kEq8 ? links.TotalPs() : ps;
+      chosen = mode;
     }
-    team.Sync();
+    if (problem.objective == Objective::kEq8) team.Sync();
   }
   return result;
-}
-
-// The quickest mode, as PullPs() under kBest takes it.
-template <class Team>
-TOPOEP_BODY Pulls QuickestPulls(Team& team, const Problem& problem, const Domains& domains, const int32_t* slot_expert,
-                                const PullCounts& counts, const Links& links) {
-  Pulls best = Pulls::kDirect;
-  int64_t quickest = 0;
-  for (int64_t id = 0; id < static_cast<int64_t>(Pulls::kBest); ++id) {
-    const Pulls mode = static_cast<Pulls>(id);
-    CountPulls(team, problem, domains, slot_expert, mode, counts, links);
-    const int64_t ps = links.BusiestPs(team);
-    if (mode == Pulls::kDirect || ps < quickest) {
-      quickest = ps;
-      best = mode;
-    }
-  }
-  return best;
 }
 
 }  // namespace topoep

@@ -7,55 +7,47 @@
 #include <algorithm>
 #include <cstddef>
 #include <cstdint>
+#include <type_traits>
 #include <vector>
 
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/solve.h"
-#include "xla_ffi/plan/topoep/effort.h"
 
 namespace topoep {
 
-// What a problem points to in the memory of the host, but a device must find in its own.
-struct Tables {
-  Tables(const Problem& problem, Arena& arena)
-      : domain_of_rank(arena.Take<int32_t>(problem.num_ranks)),
-        rank_speed(problem.cost.rank_speed == nullptr ? nullptr : arena.Take<int32_t>(problem.num_ranks)),
-        begin(arena.Take<int32_t>(problem.num_domains + 1)),
-        ranks(arena.Take<int32_t>(problem.num_ranks)),
-        position(arena.Take<int32_t>(problem.num_ranks)),
-        candidates(arena.Take<Candidate>(problem.effort.num_candidates)),
-        thrifty(arena.Take<int32_t>(problem.effort.num_thrifty)),
-        eager(arena.Take<int32_t>(problem.effort.num_eager)),
-        bytes(arena.Used()) {}
+// put(pointer, count) for all that a problem points to in memory of the host, and that a device must find in its own.
+template <class Put>
+void ForTables(Problem& problem, Domains& domains, Put put) {
+  put(problem.domain_of_rank, problem.num_ranks);
+  if (problem.cost.rank_speed != nullptr) put(problem.cost.rank_speed, problem.num_ranks);
+  put(domains.begin, problem.num_domains + 1);
+  put(domains.ranks, problem.num_ranks);
+  put(domains.position, problem.num_ranks);
+  put(problem.effort.candidates, problem.effort.num_candidates);
+  put(problem.effort.thrifty, problem.effort.num_thrifty);
+  put(problem.effort.eager, problem.effort.num_eager);
+}
 
-  int32_t* domain_of_rank;  // [R]
-  int32_t* rank_speed;      // [R], nullptr: all nominal
-  int32_t* begin;           // of Domains
-  int32_t* ranks;
-  int32_t* position;
-  Candidate* candidates;  // of Effort
-  int32_t* thrifty;
-  int32_t* eager;
-  int64_t bytes;  // of all
-};
+// Points them to parts of the arena instead.
+inline Problem MoveTables(Problem problem, Domains& domains, Arena& arena) {
+  ForTables(problem, domains, [&arena](auto*& table, int32_t count) {
+    table = arena.Take<std::remove_reference_t<decltype(*table)>>(count);
+  });
+  return problem;
+}
 
 // The bytes of the tables as they must lie on the device.
-inline std::vector<std::byte> PackTables(const Problem& problem, const Domains& domains) {
+inline std::vector<std::byte> PackTables(Problem problem, Domains domains) {
+  std::vector<std::byte> bytes;
   Arena measure;
-  std::vector<std::byte> bytes(Tables(problem, measure).bytes);
-  Arena arena(bytes.data());
-  const Tables tables(problem, arena);
-  const Effort& effort = problem.effort;
-  std::copy_n(problem.domain_of_rank, problem.num_ranks, tables.domain_of_rank);
-  if (tables.rank_speed != nullptr) std::copy_n(problem.cost.rank_speed, problem.num_ranks, tables.rank_speed);
-  std::copy_n(domains.begin, problem.num_domains + 1, tables.begin);
-  std::copy_n(domains.ranks, problem.num_ranks, tables.ranks);
-  std::copy_n(domains.position, problem.num_ranks, tables.position);
-  std::copy_n(effort.candidates, effort.num_candidates, tables.candidates);
-  std::copy_n(effort.thrifty, effort.num_thrifty, tables.thrifty);
-  std::copy_n(effort.eager, effort.num_eager, tables.eager);
+  ForTables(problem, domains, [&](const auto* table, int32_t count) {
+    const int64_t at = measure.Used();
+    measure.Take<std::remove_reference_t<decltype(*table)>>(count);
+    bytes.resize(measure.Used());
+    std::copy_n(reinterpret_cast<const std::byte*>(table), count * sizeof(*table), bytes.data() + at);
+  });
   return bytes;
 }
 
@@ -64,36 +56,25 @@ struct Scratch {
   static constexpr int64_t kMaxBlocks = 128;  // that run side by side: GPUs have as many processors
   static constexpr int64_t kMaxBytesOfBlocks = int64_t{64} << 20;  // unless one block alone needs more
 
-  Scratch(const Problem& problem, const Domains& domains, void* base) : Scratch(problem, domains, Arena(base)) {}
+  Scratch(const Problem& host, const Domains& on_host, void* base) : Scratch(host, on_host, Arena(base)) {}
 
-  // The problem and its workspace as the device sees them; `context.problem` is still to be set there.
-  Problem OnDevice(const Problem& problem) const {
-    Problem result = problem;
-    result.domain_of_rank = tables.domain_of_rank;
-    result.cost.rank_speed = tables.rank_speed;
-    result.effort.candidates = tables.candidates;
-    result.effort.thrifty = tables.thrifty;
-    result.effort.eager = tables.eager;
-    return result;
-  }
-  Workspace WorkOnDevice() const {
-    Workspace result = work;
-    result.context.problem = nullptr;
-    result.context.domains = {tables.begin, tables.ranks, tables.position};
-    return result;
-  }
-
-  Tables tables;
+  // As the device sees them; `work.context.problem` is still to be set there.
+  Domains domains;
+  Problem problem;
   int32_t blocks;
   Workspace work;
   int64_t bytes;
 
  private:
-  Scratch(const Problem& problem, const Domains& domains, Arena arena)
-      : tables(problem, arena),
-        blocks(NumBlocks(problem, domains)),
-        work(problem, domains, blocks, arena),
-        bytes(arena.Used()) {}
+  Scratch(const Problem& host, const Domains& on_host, Arena arena)
+      : domains(on_host),
+        problem(MoveTables(host, domains, arena)),
+        blocks(NumBlocks(host, on_host)),
+        work(host, on_host, blocks, arena),
+        bytes(arena.Used()) {
+    work.context.problem = nullptr;
+    work.context.domains = domains;
+  }
 
   static int32_t NumBlocks(const Problem& problem, const Domains& domains) {
     Arena measure;
@@ -102,6 +83,12 @@ struct Scratch {
     return static_cast<int32_t>(std::clamp(kMaxBytesOfBlocks / one.memory_bytes, int64_t{1}, most));
   }
 };
+
+// Bytes of device memory that the kernels work in; of the problem only its sizes and tables are read.
+inline int64_t PlanScratchBytes(const Problem& problem) {
+  const DomainTable domains(problem);
+  return Scratch(problem, domains.View(), nullptr).bytes;
+}
 
 }  // namespace topoep
 

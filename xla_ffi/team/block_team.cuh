@@ -143,16 +143,6 @@ class BlockTeam {
     return partials_.of_warp[half_];
   }
 
-  template <class F>
-  __device__ static Best BestOf(int32_t first, int32_t step, int32_t n, F key) {
-    Best best;
-    for (int32_t i = first; i < n; i += step) {
-      const int64_t value = key(i);
-      if (value > best.key) best = Best{value, i};
-    }
-    return best;
-  }
-
   // The best of all lanes, to each of them: of the largest upper halves of keys those with the largest lower half, of
   // these the lowest index.
   __device__ static Best BestOfWarp(Best mine) {

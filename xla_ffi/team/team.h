@@ -50,6 +50,17 @@ TOPOEP_BODY inline Best Better(Best a, Best b) {
   return a.key > b.key || (a.key == b.key && a.index <= b.index) ? a : b;
 }
 
+// The best of key(i) for i = first, first + step, .. below n.
+template <class F>
+TOPOEP_BODY Best BestOf(int32_t first, int32_t step, int32_t n, F key) {
+  Best best;
+  for (int32_t i = first; i < n; i += step) {
+    const int64_t value = key(i);
+    if (value > best.key) best = Best{value, i};
+  }
+  return best;
+}
+
 // One lane.
 class SerialTeam {
  public:
@@ -69,12 +80,7 @@ class SerialTeam {
 
   template <class F>
   TOPOEP_BODY Best ArgMax(int32_t n, F key) {
-    Best best;
-    for (int32_t i = 0; i < n; ++i) {
-      const int64_t value = key(i);
-      if (value > best.key) best = Best{value, i};
-    }
-    return best;
+    return BestOf(0, 1, n, key);
   }
 
   template <class F, class Then>

@@ -61,25 +61,18 @@ class ThreadTeamWith {
 
   template <class F>
   Best ArgMax(int32_t n, F key) {
-    Best mine;
-    for (int32_t i = NextLane(); i < n; i += size()) mine = Better(mine, Best{key(i), i});
-    state_.bests()[lane_] = mine;
+    state_.bests()[lane_] = BestOf(NextLane(), size(), n, key);
     Barrier().Sync();
     Best best;
     for (const Best& other : state_.bests()) best = Better(best, other);
     Barrier().Sync();
-    return best.Found() ? best : Best{};
+    return best;
   }
 
   template <class F, class Then>
   void ArgMaxEach(int32_t segments, int32_t n, F key, Then then) {
     for (int32_t s = NextLane(); s < segments; s += size()) {
-      Best best;
-      for (int32_t i = 0; i < n; ++i) {
-        const int64_t value = key(s, i);
-        if (value > best.key) best = Best{value, i};
-      }
-      then(s, best);
+      then(s, BestOf(0, 1, n, [&](int32_t i) { return key(s, i); }));
     }
     Barrier().Sync();
   }
@@ -87,11 +80,7 @@ class ThreadTeamWith {
   template <class F>
   void ScanEach(int32_t segments, int32_t n, F value, int64_t* result) {
     for (int32_t s = NextLane(); s < segments; s += size()) {
-      int64_t sum = 0;
-      for (int32_t i = 0; i < n; ++i) {
-        result[int64_t{s} * n + i] = sum;
-        sum += value(s, i);
-      }
+      SerialTeam().ScanEach(1, n, [&](int32_t, int32_t i) { return value(s, i); }, result + int64_t{s} * n);
     }
     Barrier().Sync();
   }

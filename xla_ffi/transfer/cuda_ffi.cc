@@ -10,6 +10,7 @@
 #include <string>
 
 #include "xla/ffi/api/ffi.h"
+#include "xla_ffi/plan/call.h"
 #include "xla_ffi/transfer/transfer_cuda.h"
 #include "xla_ffi/transport/group.h"
 #include "xla_ffi/transport/sizes.h"
@@ -20,27 +21,8 @@ namespace {
 namespace ffi = xla::ffi;
 
 using Dimensions = ffi::Span<const int64_t>;
-using Int32s = ffi::Buffer<ffi::S32>;
 using Floats = ffi::Buffer<ffi::F32>;
 using Int32Attribute = ffi::Span<const int32_t>;
-
-std::string Text(Dimensions dimensions) {
-  std::string text = "[";
-  for (const int64_t dimension : dimensions) text += (text.size() > 1 ? ", " : "") + std::to_string(dimension);
-  return text + "]";
-}
-
-// A connected group, or null with the reason in `error`.
-std::shared_ptr<Group> Find(const char* target, int64_t id, int32_t device, ffi::Error* error) {
-  std::shared_ptr<Group> group = FindGroup(id, device);
-  if (group != nullptr && group->connected()) return group;
-  *error = ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      std::string(target) + ": group " + std::to_string(id) + " is not there on device " +
-                          std::to_string(device) + ": call topoep_jax.transport.init(mesh, axis) before the program" +
-                          " runs and trace the program after it; a group made with compile_only=True never runs, and" +
-                          " one that was shut down does not run any more");
-  return nullptr;
-}
 
 ffi::Error Refuse(const char* target, const std::string& what) {
   return ffi::Error::InvalidArgument(std::string(target) + ": " + what);
@@ -51,25 +33,29 @@ ffi::Error Launched(const char* target, cudaError_t result) {
   return ffi::Error::Internal(std::string(target) + ": the kernels do not launch: " + cudaGetErrorString(result));
 }
 
-// Whether own experts [Em, D] and slots [N, D] belong to slot_expert [R, N] of the group.
-ffi::Error CheckShapes(const char* target, const Group& group, Dimensions mains, Dimensions slots,
-                       Dimensions slot_expert) {
-  const bool fits = mains.size() == 2 && slots.size() == 2 && slot_expert.size() == 2 && mains[0] > 0 && slots[0] > 0 &&
-                    mains[1] == slots[1] && slot_expert[0] == group.options().num_ranks() &&
-                    slot_expert[1] == slots[0] &&
-                    mains[0] <= std::numeric_limits<int32_t>::max() / group.options().num_ranks();
-  if (fits) return ffi::Error::Success();
-  return Refuse(target,
-                "mains " + Text(mains) + ", slots " + Text(slots) + " and slot_expert " + Text(slot_expert) +
-                    " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(group.options().num_ranks()));
-}
-
-ffi::Error CheckTopology(const char* target, const Group& group, Int32Attribute domain_of_rank) {
-  const auto& domains = group.options().domain_of_rank;
-  if (std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
-    return ffi::Error::Success();
+// The connected group of a call with own experts [Em, D], slots [N, D] and slot_expert [R, N].
+ffi::ErrorOr<std::shared_ptr<Group>> Find(const char* target, int64_t id, int32_t device, Int32Attribute domain_of_rank,
+                                          Dimensions mains, Dimensions slots, Dimensions slot_expert) {
+  std::shared_ptr<Group> group = FindGroup(id, device);
+  if (group == nullptr || !group->connected()) {
+    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                      std::string(target) + ": group " + std::to_string(id) + " is not there on device " +
+                          std::to_string(device) + ": call topoep_jax.transport.init(mesh, axis) before the program" +
+                          " runs and trace the program after it; a group made with compile_only=True never runs, and" +
+                          " one that was shut down does not run any more");
   }
-  return Refuse(target, "domain_of_rank is not the group's: the layer and transport.init must be given one topology");
+  const int32_t ranks = group->options().num_ranks();
+  if (mains.size() != 2 || slots.size() != 2 || slot_expert.size() != 2 || mains[0] <= 0 || slots[0] <= 0 ||
+      mains[1] != slots[1] || slot_expert[0] != ranks || slot_expert[1] != slots[0] ||
+      mains[0] > std::numeric_limits<int32_t>::max() / ranks) {
+    return Refuse(target, "mains " + Text(mains) + ", slots " + Text(slots) + " and slot_expert " + Text(slot_expert) +
+                              " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(ranks));
+  }
+  const auto& domains = group->options().domain_of_rank;
+  if (!std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
+    return Refuse(target, "domain_of_rank is not the group's: the layer and transport.init must be given one topology");
+  }
+  return group;
 }
 
 // Whether the layer fits what the group was made for.
@@ -87,18 +73,14 @@ ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& 
   return ffi::Error::Success();
 }
 
-ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32s slot_expert, Int32s turn,
-                ffi::Result<ffi::AnyBuffer> slots, ffi::Result<Int32s> next_turn, int64_t id,
-                Int32Attribute domain_of_rank, int64_t pulls, int64_t expert_bytes, int64_t inter_fs_per_byte,
-                int64_t intra_fs_per_byte) {
+ffi::Error Pull(cudaStream_t stream, int32_t device, int64_t id, Int32Attribute domain_of_rank, ffi::AnyBuffer mains,
+                Int32s slot_expert, Int32s turn, ffi::Result<ffi::AnyBuffer> slots, ffi::Result<Int32s> next_turn,
+                int64_t pulls, int64_t expert_bytes, int64_t inter_fs_per_byte, int64_t intra_fs_per_byte) {
   constexpr char kTarget[] = "topoep_pull";
-  ffi::Error error = ffi::Error::Success();
-  const std::shared_ptr<Group> group = Find(kTarget, id, device, &error);
-  if (group == nullptr) return error;
-  error = CheckShapes(kTarget, *group, mains.dimensions(), slots->dimensions(), slot_expert.dimensions());
-  if (error.failure()) return error;
-  error = CheckTopology(kTarget, *group, domain_of_rank);
-  if (error.failure()) return error;
+  const auto found =
+      Find(kTarget, id, device, domain_of_rank, mains.dimensions(), slots->dimensions(), slot_expert.dimensions());
+  if (!found.has_value()) return found.error();
+  const Group& group = **found;
   // The planner's own bounds are tighter; these only keep the sums of prices within 64 bits.
   const double most = 1e18 / (static_cast<double>(slot_expert.element_count()) * std::max<int64_t>(expert_bytes, 1));
   if (pulls < 0 || pulls > static_cast<int64_t>(Pulls::kBest) || expert_bytes < 0 || inter_fs_per_byte < 0 ||
@@ -111,75 +93,71 @@ ffi::Error Pull(cudaStream_t stream, int32_t device, ffi::AnyBuffer mains, Int32
   const int64_t row_bytes = static_cast<int64_t>(mains.size_bytes()) / mains.dimensions()[0];
   const LayerShape layer{static_cast<int32_t>(mains.dimensions()[0]), static_cast<int32_t>(slots->dimensions()[0]),
                          row_bytes, static_cast<Pulls>(pulls)};
-  error = CheckSizes(kTarget, *group, layer);
+  ffi::Error error = CheckSizes(kTarget, group, layer);
   if (error.failure()) return error;
-  CostModel prices{};
-  prices.expert_bytes = expert_bytes;
-  prices.inter_fs_per_byte = inter_fs_per_byte;
-  prices.intra_fs_per_byte = intra_fs_per_byte;
-  return Launched(kTarget, LaunchPull(*group, layer, prices, slot_expert.typed_data(), mains.untyped_data(),
+  CostModel prices{expert_bytes, 0, 0, inter_fs_per_byte, intra_fs_per_byte};
+  prices.pulls = layer.pulls;
+  return Launched(kTarget, LaunchPull(group, layer, prices, slot_expert.typed_data(), mains.untyped_data(),
                                       slots->untyped_data(), {turn.typed_data(), next_turn->typed_data()}, stream));
 }
 
-ffi::Error Push(cudaStream_t stream, int32_t device, Floats slot_grads, Floats main_grads, Int32s slot_expert,
-                Int32s turn, ffi::AnyBuffer carried, ffi::Result<Floats> sums, ffi::Result<Int32s> next_turn,
-                ffi::Result<ffi::AnyBuffer> carried_on, int64_t id, Int32Attribute domain_of_rank) {
+ffi::Error Push(cudaStream_t stream, int32_t device, int64_t id, Int32Attribute domain_of_rank, Floats slot_grads,
+                Floats main_grads, Int32s slot_expert, Int32s turn, ffi::AnyBuffer carried, ffi::Result<Floats> sums,
+                ffi::Result<Int32s> next_turn, ffi::Result<ffi::AnyBuffer> carried_on) {
   constexpr char kTarget[] = "topoep_push";
-  ffi::Error error = ffi::Error::Success();
-  const std::shared_ptr<Group> group = Find(kTarget, id, device, &error);
-  if (group == nullptr) return error;
-  error = CheckShapes(kTarget, *group, main_grads.dimensions(), slot_grads.dimensions(), slot_expert.dimensions());
-  if (error.failure()) return error;
-  error = CheckTopology(kTarget, *group, domain_of_rank);
-  if (error.failure()) return error;
+  const auto found = Find(kTarget, id, device, domain_of_rank, main_grads.dimensions(), slot_grads.dimensions(),
+                          slot_expert.dimensions());
+  if (!found.has_value()) return found.error();
+  const Group& group = **found;
   if (sums->typed_data() != main_grads.typed_data()) return Refuse(kTarget, "result 0 must alias operand 1");
   if (carried_on->untyped_data() != carried.untyped_data()) return Refuse(kTarget, "result 2 must alias operand 4");
   LayerShape layer{static_cast<int32_t>(main_grads.dimensions()[0]), static_cast<int32_t>(slot_grads.dimensions()[0]),
                    0, Pulls::kDirect};
-  error = CheckSizes(kTarget, *group, layer);
+  ffi::Error error = CheckSizes(kTarget, group, layer);
   if (error.failure()) return error;
-  const int64_t staging = group->options().sizes.windows[kStaging];
-  const WindowShape shape = ShapeOf(group->options().domain_of_rank, layer, staging, 0);
+  const int64_t staging = group.options().sizes.windows[kStaging];
+  const WindowShape shape = ShapeOf(group.options().domain_of_rank, layer, staging, 0);
   if (staging < shape.LeastStaging()) {
     return Refuse(kTarget, "the group's staging of " + std::to_string(staging) + " bytes is less than the " +
                                std::to_string(shape.LeastStaging()) + " that " + std::to_string(shape.NumReplicas()) +
                                " replicas need: raise staging_bytes in transport.init");
   }
   layer.expert_bytes = main_grads.dimensions()[1] * static_cast<int64_t>(sizeof(float));
-  return Launched(kTarget, LaunchPush(*group, layer, slot_expert.typed_data(), slot_grads.typed_data(),
+  return Launched(kTarget, LaunchPush(group, layer, slot_expert.typed_data(), slot_grads.typed_data(),
                                       sums->typed_data(), {turn.typed_data(), next_turn->typed_data()}, stream));
+}
+
+// What both calls begin with.
+auto BindTransfer() {
+  return ffi::Ffi::Bind()
+      .Ctx<ffi::PlatformStream<cudaStream_t>>()
+      .Ctx<ffi::DeviceOrdinal>()
+      .Attr<int64_t>("group")
+      .Attr<Int32Attribute>("domain_of_rank");
 }
 
 }  // namespace
 }  // namespace topoep
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPullCuda, topoep::Pull,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<xla::ffi::DeviceOrdinal>()
+                              topoep::BindTransfer()
                                   .Arg<xla::ffi::AnyBuffer>()  // mains
                                   .Arg<topoep::Int32s>()       // slot_expert
                                   .Arg<topoep::Int32s>()       // turn
                                   .Ret<xla::ffi::AnyBuffer>()  // slots
                                   .Ret<topoep::Int32s>()       // turn
-                                  .Attr<int64_t>("group")
-                                  .Attr<topoep::Int32Attribute>("domain_of_rank")
                                   .Attr<int64_t>("pulls")
                                   .Attr<int64_t>("expert_bytes")
                                   .Attr<int64_t>("inter_fs_per_byte")
                                   .Attr<int64_t>("intra_fs_per_byte"));
 
 XLA_FFI_DEFINE_HANDLER_SYMBOL(TopoepPushCuda, topoep::Push,
-                              xla::ffi::Ffi::Bind()
-                                  .Ctx<xla::ffi::PlatformStream<cudaStream_t>>()
-                                  .Ctx<xla::ffi::DeviceOrdinal>()
-                                  .Arg<topoep::Floats>()       // slot_grads
-                                  .Arg<topoep::Floats>()       // main_grads
-                                  .Arg<topoep::Int32s>()       // slot_expert
-                                  .Arg<topoep::Int32s>()       // turn
-                                  .Arg<xla::ffi::AnyBuffer>()  // carried
-                                  .Ret<topoep::Floats>()       // main_grads
-                                  .Ret<topoep::Int32s>()       // turn
-                                  .Ret<xla::ffi::AnyBuffer>()  // carried
-                                  .Attr<int64_t>("group")
-                                  .Attr<topoep::Int32Attribute>("domain_of_rank"));
+                              topoep::BindTransfer()
+                                  .Arg<topoep::Floats>()         // slot_grads
+                                  .Arg<topoep::Floats>()         // main_grads
+                                  .Arg<topoep::Int32s>()         // slot_expert
+                                  .Arg<topoep::Int32s>()         // turn
+                                  .Arg<xla::ffi::AnyBuffer>()    // carried
+                                  .Ret<topoep::Floats>()         // main_grads
+                                  .Ret<topoep::Int32s>()         // turn
+                                  .Ret<xla::ffi::AnyBuffer>());  // carried

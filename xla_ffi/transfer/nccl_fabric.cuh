@@ -18,13 +18,25 @@
 #include <cstdint>
 #include <cuda/atomic>
 
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/transfer/bulk_ring.cuh"
 #include "xla_ffi/transfer/fabric.h"
-#include "xla_ffi/transfer/fail.cuh"
 #include "xla_ffi/transfer/windows.h"
 #include "xla_ffi/transport/device_group.h"
 
 namespace topoep {
+
+// Leaves the first failure of this rank where the host finds it, and ends the kernel.
+__device__ inline void Fail(const FailurePlace& place, int64_t word, int64_t peer, int64_t value) {
+  if (atomicCAS(place.taken, 0, 1) != 0) {
+    while (true) __nanosleep(1000);  // for the thread that came first to leave its record and to end the kernel
+  }
+  *place.record = Failure{0, word, peer, value};
+  __threadfence_system();
+  *static_cast<volatile int64_t*>(&place.record->failed) = 1;
+  __threadfence_system();
+  __trap();
+}
 
 // GIN, out of line: its code takes many registers, and copies inside the LSA team must not spill for it.
 namespace gin {
@@ -123,10 +135,10 @@ class NcclFabric {
       Move(Near(peer, to, to_at), static_cast<const char*>(source), bytes);
     } else if constexpr (kNetwork) {
       // This worker's part of the bounce buffer serves one put at a time; other workers fill the network meanwhile.
-      const int64_t room = group_.bytes[kBounce] / NumWorkers() / kGrain * kGrain;
+      const int64_t room = RoundDown(group_.bytes[kBounce] / NumWorkers());
       const int64_t bounce_at = Worker() * room;
       for (int64_t at = 0; at < bytes; at += room) {
-        const int64_t size = bytes - at < room ? bytes - at : room;
+        const int64_t size = Min(bytes - at, room);
         if (contexts_ != 0) FlushNetwork();
         Move(Local(kBounce, bounce_at), static_cast<const char*>(source) + at, size);
         FlushBulk();

@@ -1,4 +1,4 @@
-// Which placements of replicas are legal: what schedules of transfers rely on.
+// What schedules of transfers are told of a layer, and which placements of its replicas are legal.
 
 #ifndef TOPOEP_XLA_FFI_TRANSFER_PLACEMENT_H_
 #define TOPOEP_XLA_FFI_TRANSFER_PLACEMENT_H_
@@ -9,6 +9,15 @@
 
 namespace topoep {
 
+// One rank's part of a layer.
+struct RankLayer {
+  int32_t rank;
+  int32_t num_ranks;
+  int32_t num_slots;
+  int32_t mains_per_rank;
+  int64_t row_bytes;  // of an expert, or of its gradient, in the callers' arrays
+};
+
 enum class Flaw : int32_t {
   kNone,
   kRange,  // the expert is not in [-1, E)
@@ -16,15 +25,14 @@ enum class Flaw : int32_t {
   kTwice,  // a later slot of the rank holds it, too
 };
 
-// What is wrong with entry i of slot_expert [R, N], with `num_mains` experts on each rank.
-TOPOEP_BODY inline Flaw FlawOf(const int32_t* slot_expert, int32_t num_ranks, int32_t num_slots, int32_t num_mains,
-                               int32_t i) {
+// What is wrong with entry i of slot_expert [R, N].
+TOPOEP_BODY inline Flaw FlawOf(const RankLayer& layer, const int32_t* slot_expert, int32_t i) {
   const int32_t expert = slot_expert[i];
-  const int32_t rank = i / num_slots;
-  if (expert < -1 || expert >= num_ranks * num_mains) return Flaw::kRange;
+  const int32_t rank = i / layer.num_slots;
+  if (expert < -1 || expert >= layer.num_ranks * layer.mains_per_rank) return Flaw::kRange;
   if (expert < 0) return Flaw::kNone;
-  if (expert / num_mains == rank) return Flaw::kOwn;
-  for (int32_t other = i + 1; other < (rank + 1) * num_slots; ++other) {
+  if (expert / layer.mains_per_rank == rank) return Flaw::kOwn;
+  for (int32_t other = i + 1; other < (rank + 1) * layer.num_slots; ++other) {
     if (slot_expert[other] == expert) return Flaw::kTwice;
   }
   return Flaw::kNone;

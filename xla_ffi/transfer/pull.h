@@ -162,8 +162,7 @@ class PullCall {
   TOPOEP_BODY Range Share(const Copy& copy) const {
     const Range bytes = copy.Bytes(s_.pitch);
     if (copy.to == kSlots) return Intersection(bytes, part_);
-    const Range part = PartOf(bytes.Size(), fabric_.Worker(), fabric_.NumWorkers());
-    return {bytes.begin + part.begin, bytes.begin + part.end};
+    return PartOf(bytes, fabric_.Worker(), fabric_.NumWorkers());
   }
 
   TOPOEP_BODY int64_t From(const Copy& copy, Range bytes) const {

@@ -9,6 +9,7 @@
 #ifndef TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
 #define TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
 
+#include <algorithm>
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
@@ -17,12 +18,13 @@
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/plan/pulls.h"
 #include "xla_ffi/team/team.h"
+#include "xla_ffi/transfer/placement.h"
 #include "xla_ffi/transfer/windows.h"
 
 namespace topoep {
 
 struct Copy {
-  int32_t peer;  // the other rank; -1: no copy
+  int32_t peer = -1;  // the other rank; -1: no copy
   int32_t hop;
   int32_t expert;
   int32_t slice;  // of `slices` parts of the expert's padded parameters
@@ -42,14 +44,9 @@ struct Copy {
 };
 
 // Memory and sizes. Made on the host over host or device memory, then passed by value.
-struct PullSchedule {
-  int32_t rank;
-  int32_t num_ranks;
-  int32_t num_slots;
-  int32_t mains_per_rank;
-  int32_t largest_domain;
-  int64_t row_bytes;  // of an expert in the callers' arrays
-  int64_t pitch;      // in windows
+struct PullSchedule : RankLayer {
+  int32_t largest_domain = 0;
+  int64_t pitch;  // of an expert in windows
 
   int32_t* num_hops;        // [1]
   int32_t* holders;         // [E] slots that hold an expert
@@ -70,31 +67,21 @@ struct PullSchedule {
 
   PullSchedule() = default;
   PullSchedule(const Problem& problem, const Domains& domains, int32_t rank, int64_t row_bytes, Arena& arena)
-      : rank(rank),
-        num_ranks(problem.num_ranks),
-        num_slots(problem.num_slots),
-        mains_per_rank(problem.MainsPerRank()),
-        largest_domain(0),
-        row_bytes(row_bytes),
+      : RankLayer{rank, problem.num_ranks, problem.num_slots, problem.MainsPerRank(), row_bytes},
         pitch(RoundUp(row_bytes)) {
-    for (int32_t d = 0; d < problem.num_domains; ++d) {
-      if (domains.Size(d) > largest_domain) largest_domain = domains.Size(d);
-    }
-    num_hops = arena.Take<int32_t>(1);
-    holders = arena.Take<int32_t>(problem.num_experts);
-    held = arena.Take<int32_t>(num_slots);
-    incoming = arena.Take<Copy>(NumIncoming());
-    incoming_begin = arena.Take<int32_t>(kMaxHops + 1);
-    outgoing = arena.Take<Copy>(NumOutgoing());
-    outgoing_begin = arena.Take<int32_t>(kMaxHops + 1);
-    receives = arena.Take<int32_t>(kMaxHops * num_ranks);
-    sends = arena.Take<int32_t>(kMaxHops * num_ranks);
-    const int32_t most = NumIncoming() > NumOutgoing() ? NumIncoming() : NumOutgoing();
-    items = arena.Take<Copy>(most);
-    at = arena.Take<int64_t>(kMaxHops * int64_t{most});
-    stripe = arena.Take<int64_t>(problem.num_experts);
-    words = arena.Take<int64_t>(PullCounts::NumWords(problem) + Links::NumWords(num_ranks));
-    bests = arena.Take<Best>(Links::kNumBests);
+    for (int32_t d = 0; d < problem.num_domains; ++d) largest_domain = std::max(largest_domain, domains.Size(d));
+    const int32_t most = std::max(NumIncoming(), NumOutgoing());
+    arena.Take(1, &num_hops);
+    arena.Take(problem.num_experts, &holders, &stripe);
+    arena.Take(num_slots, &held);
+    arena.Take(NumIncoming(), &incoming);
+    arena.Take(NumOutgoing(), &outgoing);
+    arena.Take(kMaxHops + 1, &incoming_begin, &outgoing_begin);
+    arena.Take(kMaxHops * num_ranks, &receives, &sends);
+    arena.Take(most, &items);
+    arena.Take(kMaxHops * int64_t{most}, &at);
+    arena.Take(PullCounts::NumWords(problem) + Links::NumWords(num_ranks), &words);
+    arena.Take(Links::kNumBests, &bests);
   }
 
   // Items that may be copies: slices of the domain's experts, then parts of slots.
@@ -112,43 +99,22 @@ class CopyRules {
         domains_(domains),
         slot_expert_(slot_expert),
         mode_(mode),
-        stripe_(schedule.stripe),
-        holders_(schedule.holders),
-        rank_(schedule.rank),
-        home_(problem.domain_of_rank[schedule.rank]),
-        largest_domain_(schedule.largest_domain),
-        num_spread_(schedule.NumSpread()) {}
+        s_(schedule),
+        home_(problem.domain_of_rank[schedule.rank]) {}
 
   TOPOEP_BODY Copy Incoming(int32_t item) const {
-    if (item < num_spread_) {
-      const int32_t position = item / problem_.MainsPerRank();
-      if (mode_ != Pulls::kStriped || position >= domains_.Size(home_)) return None();
-      const int32_t owner = domains_.Rank(home_, position);
-      const int32_t expert = owner * problem_.MainsPerRank() + item % problem_.MainsPerRank();
-      if (owner == rank_ || holders_[expert] == 0) return None();
-      return Spread(expert, owner, rank_, owner);
-    }
-    const int32_t slot = (item - num_spread_) / largest_domain_;
-    return Fill(rank_, slot, (item - num_spread_) % largest_domain_, false);
+    if (item < s_.NumSpread()) return Spread(item, false);
+    const int32_t at = item - s_.NumSpread();
+    return Fill(s_.rank, at / s_.largest_domain, at % s_.largest_domain, false);
   }
 
   TOPOEP_BODY Copy Outgoing(int32_t item) const {
-    if (item < num_spread_) {
-      const int32_t position = item / problem_.MainsPerRank();
-      if (mode_ != Pulls::kStriped || position >= domains_.Size(home_)) return None();
-      const int32_t target = domains_.Rank(home_, position);
-      const int32_t expert = rank_ * problem_.MainsPerRank() + item % problem_.MainsPerRank();
-      if (target == rank_ || holders_[expert] == 0) return None();
-      return Spread(expert, rank_, target, target);
-    }
-    const int32_t at = item - num_spread_;
-    const Copy copy = Fill(at / problem_.num_slots, at % problem_.num_slots, domains_.position[rank_], true);
-    return copy;
+    if (item < s_.NumSpread()) return Spread(item, true);
+    const int32_t at = item - s_.NumSpread();
+    return Fill(at / s_.num_slots, at % s_.num_slots, domains_.position[s_.rank], true);
   }
 
  private:
-  TOPOEP_BODY static Copy None() { return {-1, 0, 0, 0, 1, 0, 0, 0, 0}; }
-
   TOPOEP_BODY int32_t SlotOf(int32_t rank, int32_t expert) const {
     for (int32_t slot = 0; slot < problem_.num_slots; ++slot) {
       if (slot_expert_[int64_t{rank} * problem_.num_slots + slot] == expert) return slot;
@@ -161,20 +127,19 @@ class CopyRules {
     const int32_t slot = SlotOf(rank, expert);
     const int32_t begin = domains_.begin[problem_.DomainOfExpert(expert)] * problem_.MainsPerRank();
     *window = slot >= 0 ? kSlots : kStripes;
-    *row = slot >= 0 ? slot : static_cast<int32_t>(stripe_[Ordinal(expert)] - stripe_[begin]);
+    *row = slot >= 0 ? slot : static_cast<int32_t>(s_.stripe[Ordinal(expert)] - s_.stripe[begin]);
   }
 
-  // The slice that `target` keeps of an expert of its domain.
-  TOPOEP_BODY Copy Spread(int32_t expert, int32_t owner, int32_t target, int32_t peer) const {
-    Copy copy{peer,
-              0,
-              expert,
-              domains_.position[target],
-              domains_.Size(problem_.domain_of_rank[owner]),
-              kMains,
-              expert % problem_.MainsPerRank(),
-              0,
-              0};
+  // The slice of an expert that its owner spreads over this domain: to this rank or, if `sends`, from it.
+  TOPOEP_BODY Copy Spread(int32_t item, bool sends) const {
+    const int32_t position = item / s_.mains_per_rank;
+    if (mode_ != Pulls::kStriped || position >= domains_.Size(home_)) return {};
+    const int32_t peer = domains_.Rank(home_, position);
+    const int32_t target = sends ? peer : s_.rank;
+    const int32_t main = item % s_.mains_per_rank;
+    const int32_t expert = (sends ? s_.rank : peer) * s_.mains_per_rank + main;
+    if (peer == s_.rank || s_.holders[expert] == 0) return {};
+    Copy copy{peer, 0, expert, domains_.position[target], domains_.Size(home_), kMains, main, 0, 0};
     Keep(target, expert, &copy.to, &copy.to_row);
     return copy;
   }
@@ -182,7 +147,7 @@ class CopyRules {
   // Part `part` of what fills a slot, as seen by the rank that holds it or, if `sends`, by this rank.
   TOPOEP_BODY Copy Fill(int32_t rank, int32_t slot, int32_t part, bool sends) const {
     const int32_t expert = slot_expert_[int64_t{rank} * problem_.num_slots + slot];
-    if (expert < 0) return None();
+    if (expert < 0) return {};
     const int32_t owner = problem_.MainRank(expert);
     const int32_t origin = problem_.domain_of_rank[owner];
     const bool striped = mode_ == Pulls::kStriped;
@@ -198,18 +163,18 @@ class CopyRules {
       copy.from_row = SlotOf(first, expert);
     } else if (striped) {
       // A rank outside of the owner's domain sends none of the slices.
-      if (part >= domains_.Size(origin) || (sends && home_ != origin)) return None();
+      if (part >= domains_.Size(origin) || (sends && home_ != origin)) return {};
       copy.peer = domains_.Rank(origin, part);
       copy.slice = part;
       copy.slices = domains_.Size(origin);
-      if (copy.peer == rank) return None();  // the owner spread it there
+      if (copy.peer == rank) return {};  // the owner spread it there
       if (copy.peer != owner) {
         copy.hop = 1;
         Keep(copy.peer, expert, &copy.from, &copy.from_row);
       }
     }
-    if (!sends) return part == 0 || copy.slices > 1 ? copy : None();
-    if (copy.peer != rank_) return None();
+    if (!sends) return part == 0 || copy.slices > 1 ? copy : Copy{};
+    if (copy.peer != s_.rank) return {};
     copy.peer = rank;
     return copy;
   }
@@ -225,12 +190,8 @@ class CopyRules {
   const Domains& domains_;
   const int32_t* slot_expert_;
   Pulls mode_;
-  const int64_t* stripe_;
-  const int32_t* holders_;
-  int32_t rank_;
+  const PullSchedule& s_;
   int32_t home_;
-  int32_t largest_domain_;
-  int32_t num_spread_;
 };
 
 // The items that are copies, by hop; `count` [kMaxHops, R] is added to. Ends without a barrier.
@@ -269,7 +230,7 @@ TOPOEP_BODY void MakePullSchedule(Team& team, const Problem& problem, const Doma
   if (mode == Pulls::kBest) {
     const PullCounts counts(problem, schedule.words);
     const Links links(problem, schedule.words + PullCounts::NumWords(problem), schedule.bests);
-    mode = QuickestPulls(team, problem, domains, slot_expert, counts, links);
+    PullPs(team, problem, domains, slot_expert, counts, links, mode);
   }
   team.ForEach(problem.num_experts, [&](int32_t expert) { schedule.holders[expert] = 0; });
   team.ForEach(kMaxHops * problem.num_ranks, [&](int32_t i) {

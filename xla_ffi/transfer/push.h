@@ -31,19 +31,12 @@
 namespace topoep {
 
 // Neighbouring columns of a gradient.
-struct OneFloat {
-  float a;
+template <int32_t n>
+struct alignas(n * sizeof(float)) Floats {
+  float at[n];
 
-  TOPOEP_BODY void operator+=(const OneFloat& other) { a += other.a; }
-};
-struct alignas(kGrain) FourFloats {
-  float a, b, c, d;
-
-  TOPOEP_BODY void operator+=(const FourFloats& other) {
-    a += other.a;
-    b += other.b;
-    c += other.c;
-    d += other.d;
+  TOPOEP_BODY void operator+=(const Floats& other) {
+    for (int32_t i = 0; i < n; ++i) at[i] += other.at[i];
   }
 };
 
@@ -83,8 +76,7 @@ class PushCall {
   // This worker's bytes of piece k, within the gradient's row.
   TOPOEP_BODY Range Share(int64_t piece, int64_t k) const {
     const Range bytes = Intersection({k * piece, (k + 1) * piece}, {0, s_.row_bytes});
-    const Range part = PartOf(bytes.Size(), fabric_.Worker(), fabric_.NumWorkers());
-    return {bytes.begin + part.begin, bytes.begin + part.end};
+    return PartOf(bytes, fabric_.Worker(), fabric_.NumWorkers());
   }
 
   // Position of byte `at` of a gradient in the owner's staging.
@@ -129,9 +121,9 @@ class PushCall {
     char* sums = main_grads_ + bytes.begin;
     // Columns begin at multiples of kGrain; with rows of such a size, as of all real models, four are added at a time.
     if (s_.row_bytes % kGrain == 0 && reinterpret_cast<uintptr_t>(main_grads_) % kGrain == 0) {
-      AddColumns<FourFloats>(bytes.Size(), staged, sums);
+      AddColumns<4>(bytes.Size(), staged, sums);
     } else {
-      AddColumns<OneFloat>(bytes.Size(), staged, sums);
+      AddColumns<1>(bytes.Size(), staged, sums);
     }
     if (fabric_.Arrive(static_cast<Counter>(kPieceAdded + k % 2))) SignalCredit(k + 3);
     return true;
@@ -139,15 +131,15 @@ class PushCall {
 
   // A column of all mains belongs to one lane, which keeps a main's sum in registers while it adds the main's replicas
   // in ascending (rank, slot).
-  template <class Floats>
+  template <int32_t n>
   TOPOEP_BODY void AddColumns(int64_t size, const char* staged, char* sums) {
-    fabric_.ForEach(static_cast<int32_t>(size / static_cast<int64_t>(sizeof(Floats))), [&](int32_t column) {
+    fabric_.ForEach(static_cast<int32_t>(size / static_cast<int64_t>(sizeof(Floats<n>))), [&](int32_t column) {
       for (int32_t first = 0; first < num_replicas_; ++first) {
         if (s_.replicas[first].first == 0) continue;
-        Floats* target = reinterpret_cast<Floats*>(sums + s_.replicas[first].main * s_.row_bytes) + column;
-        Floats sum = *target;
+        Floats<n>* target = reinterpret_cast<Floats<n>*>(sums + s_.replicas[first].main * s_.row_bytes) + column;
+        Floats<n> sum = *target;
         for (int32_t i = first; i >= 0; i = s_.replicas[i].next) {
-          sum += reinterpret_cast<const Floats*>(staged + i * piece_)[column];
+          sum += reinterpret_cast<const Floats<n>*>(staged + i * piece_)[column];
         }
         *target = sum;
       }

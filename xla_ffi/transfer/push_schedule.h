@@ -12,7 +12,9 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/arena.h"
+#include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
+#include "xla_ffi/transfer/placement.h"
 #include "xla_ffi/transfer/windows.h"
 
 namespace topoep {
@@ -32,12 +34,7 @@ struct SlotGradient {
 };
 
 // Made on the host over host or device memory, then passed by value.
-struct PushSchedule {
-  int32_t rank;
-  int32_t num_ranks;
-  int32_t num_slots;
-  int32_t mains_per_rank;
-  int64_t row_bytes;   // of a gradient
+struct PushSchedule : RankLayer {
   int64_t half_bytes;  // of the staging, a multiple of kGrain and at least kGrain x R x N
 
   SlotGradient* slots;   // [N]
@@ -47,19 +44,14 @@ struct PushSchedule {
   int64_t* at;           // [1 + N, R x N] working memory
 
   PushSchedule() = default;
-  PushSchedule(int32_t num_ranks, int32_t num_slots, int32_t mains_per_rank, int32_t rank, int64_t row_bytes,
-               int64_t half_bytes, Arena& arena)
-      : rank(rank),
-        num_ranks(num_ranks),
-        num_slots(num_slots),
-        mains_per_rank(mains_per_rank),
-        row_bytes(row_bytes),
-        half_bytes(half_bytes),
-        slots(arena.Take<SlotGradient>(num_slots)),
-        replicas(arena.Take<Replica>(int64_t{num_ranks} * num_slots)),
-        replicas_of(arena.Take<int32_t>(num_ranks)),
-        from(arena.Take<int32_t>(num_ranks)),
-        at(arena.Take<int64_t>((1 + int64_t{num_slots}) * num_ranks * num_slots)) {}
+  PushSchedule(const Problem& problem, int32_t rank, int64_t row_bytes, int64_t half_bytes, Arena& arena)
+      : RankLayer{rank, problem.num_ranks, problem.num_slots, problem.MainsPerRank(), row_bytes},
+        half_bytes(half_bytes) {
+    arena.Take(num_slots, &slots);
+    arena.Take(int64_t{num_ranks} * num_slots, &replicas);
+    arena.Take(num_ranks, &replicas_of, &from);
+    arena.Take((1 + int64_t{num_slots}) * num_ranks * num_slots, &at);
+  }
 
   TOPOEP_BODY int64_t PieceOf(int32_t owner) const { return RoundDown(half_bytes / replicas_of[owner]); }
 };

@@ -5,7 +5,6 @@
 #include "xla_ffi/plan/arena.h"
 #include "xla_ffi/plan/domains.h"
 #include "xla_ffi/team/block_team.cuh"
-#include "xla_ffi/transfer/fail.cuh"
 #include "xla_ffi/transfer/nccl_fabric.cuh"
 #include "xla_ffi/transfer/placement.h"
 #include "xla_ffi/transfer/pull.h"
@@ -38,12 +37,10 @@ struct PlanCheck {
 };
 
 // Ends the kernel before it writes by a plan that would take it out of bounds, or ranks into waiting for each other.
-template <class Schedule>
-__device__ void RequireLegal(const PlanCheck& check, const Schedule& schedule, const int32_t* slot_expert) {
-  const int32_t num_slots = schedule.num_slots;
-  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < schedule.num_ranks * num_slots; i += kThreads) {
-    if (FlawOf(slot_expert, schedule.num_ranks, num_slots, schedule.mains_per_rank, i) == Flaw::kNone) continue;
-    Fail(check.failures, kIllegalSlot, i / num_slots, Stamp(*check.calls + 1, i % num_slots));
+__device__ void RequireLegal(const PlanCheck& check, const RankLayer& layer, const int32_t* slot_expert) {
+  for (int32_t i = static_cast<int32_t>(threadIdx.x); i < layer.num_ranks * layer.num_slots; i += kThreads) {
+    if (FlawOf(layer, slot_expert, i) == Flaw::kNone) continue;
+    Fail(check.failures, kIllegalSlot, i / layer.num_slots, Stamp(*check.calls + 1, i % layer.num_slots));
   }
   __syncthreads();
 }
@@ -154,9 +151,7 @@ cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const CostMo
   Arena arena(group.schedule(kPullSchedule));
   const PullSchedule schedule(problem, table.View(), group.options().rank, layer.expert_bytes, arena);
   problem.domain_of_rank = group.domain_of_rank();
-  problem.cost.expert_bytes = prices.expert_bytes;
-  problem.cost.inter_fs_per_byte = prices.inter_fs_per_byte;
-  problem.cost.intra_fs_per_byte = prices.intra_fs_per_byte;
+  problem.cost = prices;
   const PlanCheck check{group.on_device().failures, group.on_device().state.pulls};
   const cudaError_t error =
       Launch(PullScheduleKernel, 1, kThreads, 0, stream, problem, group.domains(), schedule, check, slot_expert, turn);
@@ -168,7 +163,7 @@ cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_
                        float* main_grads, TurnToken turn, cudaStream_t stream) {
   Arena arena(group.schedule(kPushSchedule));
   const int64_t half_bytes = RoundDown(group.options().sizes.windows[kStaging] / 2);
-  const PushSchedule schedule(group.options().num_ranks(), layer.num_slots, layer.mains_per_rank, group.options().rank,
+  const PushSchedule schedule(ProblemOf(group.options().domain_of_rank, layer), group.options().rank,
                               layer.expert_bytes, half_bytes, arena);
   const PlanCheck check{group.on_device().failures, group.on_device().state.pushes};
   const cudaError_t error = Launch(PushScheduleKernel, 1, kThreads, 0, stream, schedule, check, slot_expert, turn);

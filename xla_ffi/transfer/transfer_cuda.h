@@ -51,7 +51,7 @@ cudaError_t PrepareKernels(int32_t device, int32_t num_workers);
 
 // Enqueue the kernels of one call; an error says why they could not be, and what goes wrong later shows when the stream
 // is synchronised. All pointers are to device memory. `layer` fits the group and holds the bytes of a row of the
-// arrays; of `prices` the bytes of an expert and the rates count, for Pulls::kBest.
+// arrays; of `prices` the bytes of an expert, the rates and the mode of pulls count.
 cudaError_t LaunchPull(const Group& group, const LayerShape& layer, const CostModel& prices, const int32_t* slot_expert,
                        const void* mains, void* slots, TurnToken turn, cudaStream_t stream);
 cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_t* slot_expert, const float* slot_grads,

@@ -6,6 +6,7 @@
 #include <cstdint>
 
 #include "xla_ffi/plan/domains.h"
+#include "xla_ffi/plan/math.h"
 #include "xla_ffi/plan/problem.h"
 #include "xla_ffi/team/team.h"
 #include "xla_ffi/transfer/fabric.h"
@@ -31,10 +32,14 @@ TOPOEP_BODY inline Range PartOf(int64_t bytes, int64_t index, int64_t count) {
   return {RoundDown(bytes * index / count), end};
 }
 
+TOPOEP_BODY inline Range PartOf(Range bytes, int64_t index, int64_t count) {
+  const Range part = PartOf(bytes.Size(), index, count);
+  return {bytes.begin + part.begin, bytes.begin + part.end};
+}
+
 TOPOEP_BODY inline Range Intersection(Range a, Range b) {
-  const int64_t begin = a.begin > b.begin ? a.begin : b.begin;
-  const int64_t end = a.end < b.end ? a.end : b.end;
-  return {begin, end > begin ? end : begin};
+  const int64_t begin = Max(a.begin, b.begin);
+  return {begin, Max(begin, Min(a.end, b.end))};
 }
 
 // Bytes between stripes of experts that are spread over `ranks`: no slice is longer.
@@ -64,9 +69,7 @@ struct WindowShape {
     if (!striped) return 0;
     int64_t most = 0;
     for (int32_t ranks = smallest_domain; ranks <= largest_domain; ++ranks) {
-      const int64_t owned = int64_t{mains_per_rank} * ranks;
-      const int64_t bytes = (owned < NumReplicas() ? owned : NumReplicas()) * StripePitch(Pitch(), ranks);
-      if (bytes > most) most = bytes;
+      most = Max(most, Min(int64_t{mains_per_rank} * ranks, NumReplicas()) * StripePitch(Pitch(), ranks));
     }
     return most;
   }
@@ -91,7 +94,7 @@ struct WindowShape {
   }
 
   // The least staging that any plan can use: a grain for every replica, twice.
-  TOPOEP_BODY int64_t LeastStaging() const { return 2 * kGrain * (NumReplicas() > 0 ? NumReplicas() : 1); }
+  TOPOEP_BODY int64_t LeastStaging() const { return 2 * kGrain * Max(NumReplicas(), 1); }
 };
 
 // The shape for replicas of `problem`, whose parameters are `expert_bytes` long. On the host.

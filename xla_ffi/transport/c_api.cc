@@ -44,28 +44,27 @@ void Destroy(int64_t id, const int32_t* devices, int32_t num_local, bool everywh
 }
 
 }  // namespace
-}  // namespace topoep
 
 extern "C" {
 
 // Loads NCCL: what is loaded already, else `path` (may be null). `version` is NCCL's code, as 23203.
 int topoep_nccl_load(const char* path, int32_t* version, char* error, int64_t error_size) {
   std::string reason;
-  const topoep::NcclApi* nccl = topoep::LoadNccl(path, &reason);
+  const NcclApi* nccl = LoadNccl(path, &reason);
   if (nccl != nullptr) *version = nccl->version;
-  return topoep::Result(reason, error, error_size);
+  return Result(reason, error, error_size);
 }
 
 // Fills `id` with NCCL_UNIQUE_ID_BYTES bytes, for one process of one communicator to hand to the others.
 int topoep_unique_id(char* id, char* error, int64_t error_size) {
   std::string reason;
-  const topoep::NcclApi* nccl = topoep::LoadNccl(nullptr, &reason);
-  if (nccl == nullptr) return topoep::Result(reason, error, error_size);
+  const NcclApi* nccl = LoadNccl(nullptr, &reason);
+  if (nccl == nullptr) return Result(reason, error, error_size);
   ncclUniqueId unique;
   const ncclResult_t result = nccl->GetUniqueId(&unique);
   if (result != ncclSuccess) reason = std::string("making a unique id: ") + nccl->GetErrorString(result);
   std::memcpy(id, unique.internal, sizeof(unique.internal));
-  return topoep::Result(reason, error, error_size);
+  return Result(reason, error, error_size);
 }
 
 // Allocates the windows and the state of group `id` on each of this process's devices; on failure nothing is left.
@@ -74,25 +73,25 @@ int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* rank
                          const int32_t* domain_of_rank, int32_t num_ranks, int32_t num_workers, int64_t timeout_ns,
                          const int64_t* bytes, int32_t num_bytes, char* error, int64_t error_size) {
   std::string reason;
-  const topoep::NcclApi* nccl = topoep::LoadNccl(nullptr, &reason);
-  if (nccl == nullptr) return topoep::Result(reason, error, error_size);
-  constexpr int32_t kExpected = topoep::kNumWindows + topoep::kNumSchedules;
+  const NcclApi* nccl = LoadNccl(nullptr, &reason);
+  if (nccl == nullptr) return Result(reason, error, error_size);
+  constexpr int32_t kExpected = kNumWindows + kNumSchedules;
   if (num_bytes != kExpected) {
     reason = "the CUDA library expects " + std::to_string(kExpected) + " sizes, not " + std::to_string(num_bytes) +
              ": build the extension _xla_ffi and the CUDA library from the same sources";
-    return topoep::Result(reason, error, error_size);
+    return Result(reason, error, error_size);
   }
-  topoep::GroupSizes sizes;
-  std::copy_n(bytes, topoep::kNumWindows, sizes.windows.begin());
-  std::copy_n(bytes + topoep::kNumWindows, topoep::kNumSchedules, sizes.schedules.begin());
-  reason = topoep::OnEach(num_local, [&](int32_t i, std::string* why) {
-    topoep::GroupOptions options{
-        devices[i], ranks[i], num_workers, timeout_ns, {domain_of_rank, domain_of_rank + num_ranks}, sizes};
-    std::unique_ptr<topoep::Group> group = topoep::Group::Prepare(*nccl, std::move(options), why);
-    if (group != nullptr) topoep::AddGroup(id, std::move(group));
+  GroupSizes sizes;
+  std::copy_n(bytes, kNumWindows, sizes.windows.begin());
+  std::copy_n(bytes + kNumWindows, kNumSchedules, sizes.schedules.begin());
+  reason = OnEach(num_local, [&](int32_t i, std::string* why) {
+    GroupOptions options{devices[i], ranks[i], num_workers, timeout_ns, {domain_of_rank, domain_of_rank + num_ranks},
+                         sizes};
+    std::unique_ptr<Group> group = Group::Prepare(*nccl, std::move(options), why);
+    if (group != nullptr) AddGroup(id, std::move(group));
   });
-  if (!reason.empty()) topoep::Destroy(id, devices, num_local, false);
-  return topoep::Result(reason, error, error_size);
+  if (!reason.empty()) Destroy(id, devices, num_local, false);
+  return Result(reason, error, error_size);
 }
 
 // Joins each local device to its communicator, whose unique id is unique_ids[i]. Collective over all ranks; where one
@@ -100,8 +99,8 @@ int topoep_group_prepare(int64_t id, const int32_t* devices, const int32_t* rank
 // memory.
 int topoep_group_connect(int64_t id, const int32_t* devices, int32_t num_local, const char* unique_ids,
                          int32_t* lsa_size, char* error, int64_t error_size) {
-  const std::string reason = topoep::OnEach(num_local, [&](int32_t i, std::string* why) {
-    const std::shared_ptr<topoep::Group> group = topoep::FindGroup(id, devices[i]);
+  const std::string reason = OnEach(num_local, [&](int32_t i, std::string* why) {
+    const std::shared_ptr<Group> group = FindGroup(id, devices[i]);
     if (group == nullptr) {
       *why = "group " + std::to_string(id) + " is not prepared on device " + std::to_string(devices[i]);
       return;
@@ -110,20 +109,20 @@ int topoep_group_connect(int64_t id, const int32_t* devices, int32_t num_local, 
     std::memcpy(unique.internal, unique_ids + int64_t{i} * sizeof(unique.internal), sizeof(unique.internal));
     if (group->Connect(unique, why)) lsa_size[i] = group->lsa_size();
   });
-  return topoep::Result(reason, error, error_size);
+  return Result(reason, error, error_size);
 }
 
 // Frees group `id` on the local devices; unknown ones are skipped. `everywhere`: every rank had connected, and does the
 // same now; else nobody is waited for.
 void topoep_group_destroy(int64_t id, const int32_t* devices, int32_t num_local, int32_t everywhere) {
-  topoep::Destroy(id, devices, num_local, everywhere != 0);
+  Destroy(id, devices, num_local, everywhere != 0);
 }
 
 // The first time-out of a local rank: 1 and {word, peer, value} in `record`, else 0. Works after the kernel's trap.
 int topoep_group_failure(int64_t id, int32_t device, int64_t* record) {
-  const std::shared_ptr<topoep::Group> group = topoep::FindGroup(id, device);
+  const std::shared_ptr<Group> group = FindGroup(id, device);
   if (group == nullptr) return 0;
-  const topoep::Failure failure = group->failure();
+  const Failure failure = group->failure();
   record[0] = failure.word;
   record[1] = failure.peer;
   record[2] = failure.value;
@@ -131,3 +130,5 @@ int topoep_group_failure(int64_t id, int32_t device, int64_t* record) {
 }
 
 }  // extern "C"
+
+}  // namespace topoep

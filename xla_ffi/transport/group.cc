@@ -271,11 +271,8 @@ std::shared_ptr<Group> FindGroup(int64_t id, int32_t device) {
 std::shared_ptr<Group> TakeGroup(int64_t id, int32_t device) {
   Registry& registry = TheRegistry();
   const std::lock_guard<std::mutex> lock(registry.mutex);
-  const auto found = registry.groups.find({id, device});
-  if (found == registry.groups.end()) return nullptr;
-  std::shared_ptr<Group> group = std::move(found->second);
-  registry.groups.erase(found);
-  return group;
+  auto taken = registry.groups.extract({id, device});
+  return taken.empty() ? nullptr : std::move(taken.mapped());
 }
 
 }  // namespace topoep

@@ -3,6 +3,7 @@
 #include <dlfcn.h>
 
 #include <mutex>
+#include <optional>
 #include <string>
 
 namespace topoep {
@@ -22,30 +23,15 @@ void* Open(const char* path, std::string* tried) {
   return nullptr;
 }
 
-// Fills `function` from the library; false, with its name in `missing`, if the library lacks it.
-template <class Function>
-bool Find(void* library, const char* name, Function* function, std::string* missing) {
-  *function = reinterpret_cast<Function>(dlsym(library, name));
-  if (*function == nullptr && missing->empty()) *missing = name;
-  return *function != nullptr;
-}
-
-bool Fill(void* library, NcclApi* api, std::string* missing) {
-  return Find(library, "ncclGetVersion", &api->GetVersion, missing) &&
-         Find(library, "ncclGetErrorString", &api->GetErrorString, missing) &&
-         Find(library, "ncclGetLastError", &api->GetLastError, missing) &&
-         Find(library, "ncclGetUniqueId", &api->GetUniqueId, missing) &&
-         Find(library, "ncclCommInitRankConfig", &api->CommInitRankConfig, missing) &&
-         Find(library, "ncclCommGetAsyncError", &api->CommGetAsyncError, missing) &&
-         Find(library, "ncclCommQueryProperties", &api->CommQueryProperties, missing) &&
-         Find(library, "ncclCommDestroy", &api->CommDestroy, missing) &&
-         Find(library, "ncclCommAbort", &api->CommAbort, missing) &&
-         Find(library, "ncclMemAlloc", &api->MemAlloc, missing) &&
-         Find(library, "ncclMemFree", &api->MemFree, missing) &&
-         Find(library, "ncclCommWindowRegister", &api->CommWindowRegister, missing) &&
-         Find(library, "ncclCommWindowDeregister", &api->CommWindowDeregister, missing) &&
-         Find(library, "ncclDevCommCreate", &api->DevCommCreate, missing) &&
-         Find(library, "ncclDevCommDestroy", &api->DevCommDestroy, missing);
+// Fills the table from the library; the name of the first function that it lacks, or null.
+const char* Fill(void* library, NcclApi* api) {
+  const char* missing = nullptr;
+#define TOPOEP_FIND(name)                                                          \
+  api->name = reinterpret_cast<decltype(api->name)>(dlsym(library, "nccl" #name)); \
+  if (api->name == nullptr && missing == nullptr) missing = "nccl" #name;
+  TOPOEP_NCCL_FUNCTIONS(TOPOEP_FIND)
+#undef TOPOEP_FIND
+  return missing;
 }
 
 bool Load(const char* path, NcclApi* api, std::string* error) {
@@ -56,15 +42,15 @@ bool Load(const char* path, NcclApi* api, std::string* error) {
     *error = "no NCCL library (" + tried + "): install nvidia-nccl-cu12 or nvidia-nccl-cu13 of at least " + built;
     return false;
   }
-  std::string missing;
-  const bool complete = Fill(library, api, &missing);
+  const char* missing = Fill(library, api);
   if (api->GetVersion == nullptr || api->GetVersion(&api->version) != ncclSuccess) {
     *error = "the NCCL library does not tell its version: install NCCL " + built + " or newer";
     return false;
   }
-  if (!complete || api->version < NCCL_VERSION_CODE) {
-    *error = "the loaded NCCL is " + VersionText(api->version) + (complete ? "" : " and lacks " + missing) +
-             ", but topoep_jax was built for " + built + ": install that version or newer";
+  if (missing != nullptr || api->version < NCCL_VERSION_CODE) {
+    *error = "the loaded NCCL is " + VersionText(api->version) +
+             (missing == nullptr ? "" : std::string(" and lacks ") + missing) + ", but topoep_jax was built for " +
+             built + ": install that version or newer";
     return false;
   }
   return true;
@@ -79,16 +65,14 @@ std::string VersionText(int version) {
 
 const NcclApi* LoadNccl(const char* path, std::string* error) {
   static std::mutex mutex;
-  static NcclApi api{};
-  static bool loaded = false;
+  static std::optional<NcclApi> loaded;
   const std::lock_guard<std::mutex> lock(mutex);
   if (!loaded) {
     NcclApi found{};
     if (!Load(path, &found, error)) return nullptr;
-    api = found;
-    loaded = true;
+    loaded = found;
   }
-  return &api;
+  return &*loaded;
 }
 
 }  // namespace topoep

@@ -11,22 +11,18 @@
 
 namespace topoep {
 
+// Every function of NCCL that the host calls, without its prefix.
+// clang-format off
+#define TOPOEP_NCCL_FUNCTIONS(F) \
+  F(GetVersion) F(GetErrorString) F(GetLastError) F(GetUniqueId) \
+  F(CommInitRankConfig) F(CommGetAsyncError) F(CommQueryProperties) F(CommDestroy) F(CommAbort) \
+  F(MemAlloc) F(MemFree) F(CommWindowRegister) F(CommWindowDeregister) F(DevCommCreate) F(DevCommDestroy)
+// clang-format on
+
 struct NcclApi {
-  decltype(&::ncclGetVersion) GetVersion;
-  decltype(&::ncclGetErrorString) GetErrorString;
-  decltype(&::ncclGetLastError) GetLastError;
-  decltype(&::ncclGetUniqueId) GetUniqueId;
-  decltype(&::ncclCommInitRankConfig) CommInitRankConfig;
-  decltype(&::ncclCommGetAsyncError) CommGetAsyncError;
-  decltype(&::ncclCommQueryProperties) CommQueryProperties;
-  decltype(&::ncclCommDestroy) CommDestroy;
-  decltype(&::ncclCommAbort) CommAbort;
-  decltype(&::ncclMemAlloc) MemAlloc;
-  decltype(&::ncclMemFree) MemFree;
-  decltype(&::ncclCommWindowRegister) CommWindowRegister;
-  decltype(&::ncclCommWindowDeregister) CommWindowDeregister;
-  decltype(&::ncclDevCommCreate) DevCommCreate;
-  decltype(&::ncclDevCommDestroy) DevCommDestroy;
+#define TOPOEP_DECLARE(name) decltype(&::nccl##name) name;
+  TOPOEP_NCCL_FUNCTIONS(TOPOEP_DECLARE)
+#undef TOPOEP_DECLARE
   int version;  // of the library that was found, as NCCL_VERSION_CODE
 };
 

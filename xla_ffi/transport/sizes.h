@@ -62,7 +62,7 @@ inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const Laye
   Arena pull;
   PullSchedule(problem, table.View(), 0, layer.expert_bytes, pull);
   Arena push;
-  PushSchedule(problem.num_ranks, layer.num_slots, layer.mains_per_rank, 0, 0, shape.HalfBytes(), push);
+  PushSchedule(problem, 0, 0, shape.HalfBytes(), push);
   sizes.schedules = {pull.Used(), push.Used()};
   return sizes;
 }

@@ -54,7 +54,7 @@ class Improver {
   // Lists the holders of each expert and measures the plan. Quotas and slots may still be written before it.
   TOPOEP_STAGE void Start() {
     team_.ForEach(context_.experts, [&](int32_t e) { memory_.holders.first[e] = -1; });
-    Clear(team_, Now());
+    team_.ForEach(Now().num_words, [&](int32_t i) { Now().words[i] = 0; });
     team_.Sync();
     ListHolders(team_, context_, state_, memory_.holders);
     Count(team_, context_, state_, Now());
@@ -141,7 +141,7 @@ class Improver {
     const int64_t fair = context_.Fair();
     load_cut_ = bound_ ? fair + ((now.Level() - fair) >> 1) : fair;
     inter_cut_ = (now.TotalInter() / context_.ranks + now.Inter()) / 2;
-    Copy(team_, now, next);
+    team_.ForEach(now.num_words, [&](int32_t i) { next.words[i] = now.words[i]; });
     ApplyPending();
     team_.ForEach(context_.ranks, [&](int32_t r) { memory_.request[r] = BestRequest(r); });
     team_.Sync();

@@ -121,17 +121,7 @@ TOPOEP_BODY inline int64_t Dimension(const Context& context, const Holders& hold
   return Sum(context.instances, [&](int32_t j) { return CeilDiv(rows[j], problem.block_rows) * problem.block_rows; });
 }
 
-template <class Team>
-TOPOEP_BODY void Clear(Team& team, const Measure& measure) {
-  team.ForEach(measure.num_words, [&](int32_t i) { measure.words[i] = 0; });
-}
-
-template <class Team>
-TOPOEP_BODY void Copy(Team& team, const Measure& from, const Measure& to) {
-  team.ForEach(from.num_words, [&](int32_t i) { to.words[i] = from.words[i]; });
-}
-
-// Everything but `best`, by reading all quotas; `measure` must be clear. No barrier.
+// Everything but `best`, by reading all quotas; the measure's words must be 0. No barrier.
 template <class Team>
 TOPOEP_BODY void Count(Team& team, const Context& context, const State& state, const Measure& measure) {
   team.ForEach(context.ranks * context.instances, [&](int32_t i) {
