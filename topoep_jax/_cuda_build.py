@@ -196,8 +196,7 @@ def build(toolchain: Toolchain) -> Path:
         or if the cache cannot be used.
     """
     lists, root = _sources()
-    listed = lists["PROBLEM_SRCS"] + lists["SHARED_SRCS"] + lists["CUDA_SRCS"]
-    sources = [source for source in listed if not source.endswith(".h")]
+    sources = lists["PROBLEM_SRCS"] + lists["SHARED_SRCS"] + lists["CUDA_SRCS"]
     keys = {source: _key(source, root, toolchain) for source in sources}
     cache = cache_folder()
     try:

@@ -59,7 +59,7 @@ class Workshop:
         self.set_versions("13.0.88", "2.32.3", "0.3")
         lists = {
             "PROBLEM_SRCS": [],
-            "SHARED_SRCS": ["xla_ffi/plan/solver.cc", "xla_ffi/plan/solver.h"],
+            "SHARED_SRCS": ["xla_ffi/plan/solver.cc"],
             "CUDA_SRCS": ["xla_ffi/plan/plan.cu", "xla_ffi/transfer/transfer.cu"],
         }
         monkeypatch.setattr(_cuda_build, "_sources", lambda: (lists, folder))

@@ -68,15 +68,6 @@ TOPOEP_BODY void Begin(Team& team, const Workspace& work) {
   Prepare(team, work.context);
 }
 
-// The empty plan as entry 0, for planners that do not search.
-template <class Team>
-TOPOEP_BODY void RunEmpty(Team& team, const Workspace& work, const Memory& memory) {
-  SetEmpty(team, work.context, memory.state);
-  Improver<Team> improver(team, work.context, memory.improve, memory.state);
-  improver.Start();
-  Record(team, work.context, improver, memory.state, work.entries, 0);
-}
-
 // The paper's plan in the state. Ties in what follows go by slot.
 template <class Team>
 TOPOEP_STAGE void MakePaperPlan(Team& team, const Workspace& work, const Memory& memory) {
@@ -90,17 +81,19 @@ template <class Team>
 TOPOEP_BODY void RunEntry(Team& team, const Problem& problem, const Workspace& work, const Memory& memory,
                           int32_t run) {
   if (work.Refuses()) return;
-  const Entries& entries = work.entries;
-  if (run == work.NumCandidates()) {
-    MakePaperPlan(team, work, memory);
-    Improver<Team> improver(team, work.context, memory.improve, memory.state);
-    improver.Start();
-    Record(team, work.context, improver, memory.state, entries, entries.Paper());
-  } else if (problem.planner == Planner::kTopoep) {
-    RunPhases(team, work.context, problem.effort, run, memory, entries);
-  } else {
-    RunEmpty(team, work, memory);
+  const bool paper = run == work.NumCandidates();
+  if (!paper && problem.planner == Planner::kTopoep) {
+    RunPhases(team, work.context, problem.effort, run, memory, work.entries);
+    return;
   }
+  if (paper) {
+    MakePaperPlan(team, work, memory);
+  } else {
+    SetEmpty(team, work.context, memory.state);
+  }
+  Improver<Team> improver(team, work.context, memory.improve, memory.state);
+  improver.Start();
+  Record(team, work.context, improver, memory.state, work.entries, paper ? work.entries.Paper() : 0);
 }
 
 // Where the plan of entry `at` lies: kept, or made again in `memory`. Ends with a barrier.

@@ -116,7 +116,7 @@ ffi::Error Push(cudaStream_t stream, int32_t device, int64_t id, Int32Attribute 
   ffi::Error error = CheckSizes(kTarget, group, layer);
   if (error.failure()) return error;
   const int64_t staging = group.options().sizes.windows[kStaging];
-  const WindowShape shape = ShapeOf(group.options().domain_of_rank, layer, staging, 0);
+  const WindowShape shape = ShapeOf(ProblemOf(group.options().domain_of_rank, layer), 0, staging, 0);
   if (staging < shape.LeastStaging()) {
     return Refuse(kTarget, "the group's staging of " + std::to_string(staging) + " bytes is less than the " +
                                std::to_string(shape.LeastStaging()) + " that " + std::to_string(shape.NumReplicas()) +

@@ -35,7 +35,7 @@ template <int32_t n>
 struct alignas(n * sizeof(float)) Floats {
   float at[n];
 
-  TOPOEP_BODY void operator+=(const Floats& other) {
+  TOPOEP_BODY void operator+=(Floats other) {  // by value: loaded as one
     for (int32_t i = 0; i < n; ++i) at[i] += other.at[i];
   }
 };

@@ -75,16 +75,17 @@ class Group {
  private:
   Group(const NcclApi& nccl, GroupOptions options) : nccl_(nccl), options_(std::move(options)) {}
 
-  bool Allocate(std::string* error);
-  bool AllocateWindows(std::string* error);
+  // These throw what is wrong.
+  void Allocate();
+  void AllocateWindows();
   void LayOut(Arena& arena);
-  bool WriteTables(std::string* error);
-  bool Join(const ncclUniqueId& id, std::string* error);
-  bool Register(std::string* error);
-  bool Require(ncclDevCommRequirements_t* requirements, std::string* error);
-  bool Ended(ncclResult_t result, const char* action, std::string* error) const;
-  bool Ok(cudaError_t result, const char* action, std::string* error) const;
-  bool Ok(ncclResult_t result, const char* action, std::string* error) const;
+  void WriteTables();
+  void Join(const ncclUniqueId& id);
+  void Register();
+  void Require(ncclDevCommRequirements_t* requirements);
+  void Await(ncclResult_t result, const char* action) const;
+  void Check(cudaError_t result, const std::string& action) const;
+  void Check(ncclResult_t result, const std::string& action) const;
 
   const NcclApi& nccl_;
   GroupOptions options_;

@@ -46,18 +46,13 @@ inline Problem ProblemOf(const std::vector<int32_t>& domain_of_rank, const Layer
   return problem;
 }
 
-inline WindowShape ShapeOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer, int64_t staging_bytes,
-                           int64_t bounce_bytes) {
-  return ShapeOf(ProblemOf(domain_of_rank, layer), layer.expert_bytes, staging_bytes, bounce_bytes);
-}
-
 // domain_of_rank [R] is not empty and names every domain up to its largest.
 inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const LayerShape& layer, int64_t staging_bytes,
                           int64_t bounce_bytes) {
-  const WindowShape shape = ShapeOf(domain_of_rank, layer, staging_bytes, bounce_bytes);
+  const Problem problem = ProblemOf(domain_of_rank, layer);
+  const WindowShape shape = ShapeOf(problem, layer.expert_bytes, staging_bytes, bounce_bytes);
   GroupSizes sizes;
   for (int32_t w = 0; w < kNumWindows; ++w) sizes.windows[w] = shape.Bytes(static_cast<Window>(w));
-  const Problem problem = ProblemOf(domain_of_rank, layer);
   const DomainTable table(problem);
   Arena pull;
   PullSchedule(problem, table.View(), 0, layer.expert_bytes, pull);

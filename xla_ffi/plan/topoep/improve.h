@@ -29,8 +29,8 @@ struct ImproveMemory {
       : measures{Measure(context, arena), Measure(context, arena), Measure(context, arena)}, holders(context, arena) {
     arena.Take(context.ranks, &request, &amount);
     arena.Take(int64_t{context.ranks} * context.ranks, &take);
-    arena.Take(CostMemory::NumWords(*context.problem), &cost_words);
-    arena.Take(Links::kNumBests, &cost_bests);
+    arena.Take(CostMemory::NumWords(*context.problem), &cost.words);
+    arena.Take(Links::kNumBests, &cost.bests);
   }
 
   Measure measures[3];  // the plan as it is, as a round would make it, and one that a slow lane may still look at
@@ -38,8 +38,7 @@ struct ImproveMemory {
   Request* request;  // [R]
   int64_t* amount;   // [R] rows granted to the rank's request
   int32_t* take;     // [R, R] of them from each source
-  int64_t* cost_words;
-  Best* cost_bests;
+  CostMemory cost;
 };
 
 // What a phase counts as the cost of a plan.
@@ -91,16 +90,11 @@ class Improver {
 
   // Picoseconds of the plan as it is. Without dependent steps where each replica is pulled from its main.
   TOPOEP_BODY int64_t PredictedPs() {
-    if (problem_.cost.pulls != Pulls::kDirect) return PredictPsOfState();
-    return RowsPs(Now()) + PullsPs(Now());
+    if (problem_.cost.pulls == Pulls::kDirect) return RowsPs(Now()) + PullsPs(Now());
+    return PredictPs(team_, problem_, context_.domains, state_.slot_expert, state_.quota, memory_.cost);
   }
 
  private:
-  TOPOEP_BODY int64_t PredictPsOfState() {
-    const CostMemory memory{memory_.cost_words, memory_.cost_bests};
-    return PredictPs(team_, problem_, context_.domains, state_.slot_expert, state_.quota, memory);
-  }
-
   // Compute and rows; pulls stay as they are during a phase.
   TOPOEP_BODY int64_t RowsPs(const Measure& measure) const {
     const int64_t row_bytes = 2 * problem_.cost.token_bytes;

@@ -38,6 +38,10 @@ struct Entries {
     kept_quotas = arena.Take<int32_t>(count * quotas);
   }
 
+  TOPOEP_BODY int64_t Cost(int32_t at) const { return entry[at].worth.cost; }
+  TOPOEP_BODY bool Fits(const Problem& problem, int32_t at) const {
+    return entry[at].exists != 0 && MeetsCap(problem, entry[at].worth.aligned);
+  }
   TOPOEP_BODY bool Keeps() const { return kept_quotas != nullptr; }
   TOPOEP_BODY int32_t Paper() const { return count - 1; }
   TOPOEP_BODY State Kept(const Context& context, int32_t at) const {
@@ -77,9 +81,9 @@ TOPOEP_BODY void RunPhases(Team& team, const Context& context, const Effort& eff
 // The entry that wins: the cheapest within the cap; among plans almost as cheap the one with the fewest rows between
 // domains, as long as neither the empty plan nor the paper's is cheaper than that.
 TOPOEP_STAGE inline int32_t Choose(const Problem& problem, const Entries& entries) {
-  const auto cost = [&](int32_t i) { return entries.entry[i].worth.cost; };
+  const auto cost = [&](int32_t i) { return entries.Cost(i); };
   const auto exists = [&](int32_t i) { return entries.entry[i].exists != 0; };
-  const auto fits = [&](int32_t i) { return exists(i) && MeetsCap(problem, entries.entry[i].worth.aligned); };
+  const auto fits = [&](int32_t i) { return entries.Fits(problem, i); };
   const int32_t best = FindFirst(entries.count, fits, [&](int32_t i, int32_t j) { return cost(i) < cost(j); });
   if (best < 0) {  // nothing meets the cap: the plan that comes nearest
     return FindFirst(entries.count, exists, [&](int32_t i, int32_t j) {
@@ -100,11 +104,9 @@ TOPOEP_STAGE inline int32_t Choose(const Problem& problem, const Entries& entrie
 
 // The cheapest entry within the cap that costs more than `last`, the lowest of equals; -1: none.
 TOPOEP_BODY inline int32_t NextCheapest(const Problem& problem, const Entries& entries, int64_t last) {
-  const auto worth = [&](int32_t i) -> const Worth& { return entries.entry[i].worth; };
   return FindFirst(
-      entries.count,
-      [&](int32_t i) { return entries.entry[i].exists && MeetsCap(problem, worth(i).aligned) && worth(i).cost > last; },
-      [&](int32_t i, int32_t j) { return worth(i).cost < worth(j).cost; });
+      entries.count, [&](int32_t i) { return entries.Fits(problem, i) && entries.Cost(i) > last; },
+      [&](int32_t i, int32_t j) { return entries.Cost(i) < entries.Cost(j); });
 }
 
 // Refines the plan of entry `choice`, and the cheapest ones, into memory.state; returns what the best is worth.
