@@ -38,22 +38,25 @@ ffi::ErrorOr<std::shared_ptr<Group>> Find(const char* target, int64_t id, int32_
                                           Dimensions mains, Dimensions slots, Dimensions slot_expert) {
   std::shared_ptr<Group> group = FindGroup(id, device);
   if (group == nullptr || !group->connected()) {
-    return ffi::Error(ffi::ErrorCode::kFailedPrecondition,
-                      std::string(target) + ": group " + std::to_string(id) + " is not there on device " +
-                          std::to_string(device) + ": call topoep_jax.transport.init(mesh, axis) before the program" +
-                          " runs and trace the program after it; a group made with compile_only=True never runs, and" +
-                          " one that was shut down does not run any more");
+    return ffi::Unexpected(
+        ffi::Error(ffi::ErrorCode::kFailedPrecondition,
+                   std::string(target) + ": group " + std::to_string(id) + " is not there on device " +
+                       std::to_string(device) + ": call topoep_jax.transport.init(mesh, axis) before the program" +
+                       " runs and trace the program after it; a group made with compile_only=True never runs, and" +
+                       " one that was shut down does not run any more"));
   }
   const int32_t ranks = group->options().num_ranks();
   if (mains.size() != 2 || slots.size() != 2 || slot_expert.size() != 2 || mains[0] <= 0 || slots[0] <= 0 ||
       mains[1] != slots[1] || slot_expert[0] != ranks || slot_expert[1] != slots[0] ||
       mains[0] > std::numeric_limits<int32_t>::max() / ranks) {
-    return Refuse(target, "mains " + Text(mains) + ", slots " + Text(slots) + " and slot_expert " + Text(slot_expert) +
-                              " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(ranks));
+    return ffi::Unexpected(Refuse(target, "mains " + Text(mains) + ", slots " + Text(slots) + " and slot_expert " +
+                                              Text(slot_expert) +
+                                              " must be [Em, D], [N, D] and [R, N] with R=" + std::to_string(ranks)));
   }
   const auto& domains = group->options().domain_of_rank;
   if (!std::equal(domain_of_rank.begin(), domain_of_rank.end(), domains.begin(), domains.end())) {
-    return Refuse(target, "domain_of_rank is not the group's: the layer and transport.init must be given one topology");
+    return ffi::Unexpected(
+        Refuse(target, "domain_of_rank is not the group's: the layer and transport.init must be given one topology"));
   }
   return group;
 }
