@@ -90,8 +90,7 @@ TEST(TransferScheduleTest, CopiesAreWhatIsPricedAndCoverEverySlotOnce) {
         const Range bytes = copy.Bytes(made.pull.pitch);
         EXPECT_LT(std::abs(bytes.begin - first), 16);
         if (copy.to == kSlots) of_slot[copy.to_row].push_back(bytes);
-        EXPECT_LE(copy.Place(copy.to, copy.to_row, bytes.end, made.pull.pitch),
-                  c.Windows().Bytes(static_cast<Window>(copy.to)));
+        EXPECT_LE(copy.Place(copy.to, copy.to_row, bytes.end, made.pull.pitch), c.Windows().Bytes()[copy.to]);
         Row row = ToRow(copy);
         row.push_back(rank);
         received.insert(row);
@@ -99,7 +98,7 @@ TEST(TransferScheduleTest, CopiesAreWhatIsPricedAndCoverEverySlotOnce) {
       for (int32_t k = 0; k < made.pull.outgoing_begin[kMaxHops]; ++k) {
         const Copy copy = made.pull.outgoing[k];
         EXPECT_LE(copy.Place(copy.from, copy.from_row, copy.Bytes(made.pull.pitch).end, made.pull.pitch),
-                  c.Windows().Bytes(static_cast<Window>(copy.from)));
+                  c.Windows().Bytes()[copy.from]);
         Row row = ToRow(copy);
         row.push_back(row[0]);
         row[0] = rank;

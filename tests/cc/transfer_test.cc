@@ -113,13 +113,13 @@ TEST(TransferTest, WithoutReplicasNothingMoves) {
     TransferRun<> run(c);
     for (int32_t rank = 0; rank < 4; ++rank) {
       for (const Window window : {kMains, kSlots, kStripes, kStaging}) {
-        std::memset(run.world().At(rank, window), 0x33, c.Windows().Bytes(window));
+        std::memset(run.world().At(rank, window), 0x33, c.Windows().Bytes()[window]);
       }
     }
     for (const std::string& complaint : run.Run()) EXPECT_EQ(complaint, "");
     for (int32_t rank = 0; rank < 4; ++rank) {
       for (const Window window : {kMains, kSlots, kStripes, kStaging}) {
-        const std::vector<char> untouched(c.Windows().Bytes(window), 0x33);
+        const std::vector<char> untouched(c.Windows().Bytes()[window], 0x33);
         EXPECT_EQ(std::memcmp(run.world().At(rank, window), untouched.data(), untouched.size()), 0);
       }
       EXPECT_EQ(*run.world().state(rank).pulls, c.epochs);

@@ -39,9 +39,9 @@ class HostWorld {
     RankState(num_ranks_, measured);
     for (int32_t rank = 0; rank < num_ranks_; ++rank) {
       for (int32_t window = 0; window < kNumWindows; ++window) {
-        windows_[int64_t{rank} * kNumWindows + window].reset(new char[shape.Bytes(static_cast<Window>(window))]);
+        windows_[int64_t{rank} * kNumWindows + window].reset(new char[shape.Bytes()[window]]);
       }
-      std::memset(At(rank, kSignals), 0, shape.Bytes(kSignals));
+      std::memset(At(rank, kSignals), 0, shape.Bytes()[kSignals]);
       state_memory_.emplace_back(new char[measured.Used()]());
       Arena arena(state_memory_.back().get());
       states_.emplace_back(num_ranks_, arena);

@@ -83,7 +83,12 @@ TOPOEP_BODY void RunEntry(Team& team, const Problem& problem, const Workspace& w
   if (work.Refuses()) return;
   const bool paper = run == work.NumCandidates();
   if (!paper && problem.planner == Planner::kTopoep) {
-    RunPhases(team, work.context, problem.effort, run, memory, work.entries);
+    const int32_t first = run * kPhases;
+    team.Single([&] { work.entries.entry[first + kPhases - 1].exists = 0; });
+    RunCandidate(team, work.context, problem.effort, run, kPhases - 1, memory,
+                 [&](Improver<Team>& improver, int32_t phase) {
+                   Record(team, work.context, improver, memory.state, work.entries, first + phase);
+                 });
     return;
   }
   if (paper) {

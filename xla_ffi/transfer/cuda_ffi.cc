@@ -65,9 +65,8 @@ ffi::ErrorOr<std::shared_ptr<Group>> Find(const char* target, int64_t id, int32_
 ffi::Error CheckSizes(const char* target, const Group& group, const LayerShape& layer) {
   const GroupSizes& made = group.options().sizes;
   const GroupSizes needed = SizesOf(group.options().domain_of_rank, layer, made.windows[kStaging], 0);
-  const auto larger = [](auto a, auto b) { return a > b; };
-  if (!std::equal(needed.windows.begin(), needed.windows.end(), made.windows.begin(), std::not_fn(larger)) ||
-      !std::equal(needed.schedules.begin(), needed.schedules.end(), made.schedules.begin(), std::not_fn(larger))) {
+  if (!std::equal(needed.windows.begin(), needed.windows.end(), made.windows.begin(), std::less_equal<>()) ||
+      !std::equal(needed.schedules.begin(), needed.schedules.end(), made.schedules.begin(), std::less_equal<>())) {
     return Refuse(target, "a layer with " + std::to_string(layer.mains_per_rank) + " mains and " +
                               std::to_string(layer.num_slots) + " slots of " + std::to_string(layer.expert_bytes) +
                               " bytes does not fit the group: name its LayerConfig, and the dtype of its tokens, in "

@@ -3,6 +3,7 @@
 #ifndef TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
 #define TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
 
+#include <array>
 #include <cstdint>
 
 #include "xla_ffi/plan/domains.h"
@@ -74,23 +75,10 @@ struct WindowShape {
     return most;
   }
 
-  TOPOEP_BODY int64_t Bytes(Window window) const {
-    switch (window) {
-      case kMains:
-        return mains_per_rank * Pitch();
-      case kSlots:
-        return num_slots * Pitch();
-      case kStripes:
-        return StripesBytes();
-      case kStaging:
-        return 2 * HalfBytes();
-      case kSignals:
-        return RoundUp(int64_t{kNumWords} * num_ranks * static_cast<int64_t>(sizeof(int64_t)));
-      case kBounce:
-        return bounce_bytes;
-      default:
-        return 0;
-    }
+  // Of every Window, in their order.
+  std::array<int64_t, kNumWindows> Bytes() const {
+    const int64_t signals = RoundUp(int64_t{kNumWords} * num_ranks * static_cast<int64_t>(sizeof(int64_t)));
+    return {mains_per_rank * Pitch(), num_slots * Pitch(), StripesBytes(), 2 * HalfBytes(), signals, bounce_bytes};
   }
 
   // The least staging that any plan can use: a grain for every replica, twice.

@@ -52,7 +52,7 @@ inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const Laye
   const Problem problem = ProblemOf(domain_of_rank, layer);
   const WindowShape shape = ShapeOf(problem, layer.expert_bytes, staging_bytes, bounce_bytes);
   GroupSizes sizes;
-  for (int32_t w = 0; w < kNumWindows; ++w) sizes.windows[w] = shape.Bytes(static_cast<Window>(w));
+  sizes.windows = shape.Bytes();
   const DomainTable table(problem);
   Arena pull;
   PullSchedule(problem, table.View(), 0, layer.expert_bytes, pull);

@@ -67,17 +67,6 @@ TOPOEP_BODY void Record(Team& team, const Context& context, Improver<Team>& impr
   CopyState(team, context, state, entries.Kept(context, at));
 }
 
-// All that becomes of a candidate, phase by phase.
-template <class Team>
-TOPOEP_BODY void RunPhases(Team& team, const Context& context, const Effort& effort, int32_t index,
-                           const Memory& memory, const Entries& entries) {
-  const int32_t first = index * kPhases;
-  team.Single([&] { entries.entry[first + kPhases - 1].exists = 0; });
-  RunCandidate(team, context, effort, index, kPhases - 1, memory, [&](Improver<Team>& improver, int32_t phase) {
-    Record(team, context, improver, memory.state, entries, first + phase);
-  });
-}
-
 // The entry that wins: the cheapest within the cap; among plans almost as cheap the one with the fewest rows between
 // domains, as long as neither the empty plan nor the paper's is cheaper than that.
 TOPOEP_STAGE inline int32_t Choose(const Problem& problem, const Entries& entries) {
