@@ -3,7 +3,9 @@
 `moe_layer` is the function for your own shard_map or pmap; `topoep_jax.module` places it on a mesh as a Flax module.
 """
 
-from collections.abc import Callable, Mapping
+import contextlib
+import contextvars
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, overload
 
 import jax
@@ -26,6 +28,7 @@ Params = dict[str, Any]
 Initializer = Callable[[jax.Array], jax.Array]
 
 _PLANNER_STREAM = 1
+_NOTED: contextvars.ContextVar[list[tuple[LayerConfig, int]] | None] = contextvars.ContextVar("noted", default=None)
 
 
 @overload
@@ -103,6 +106,8 @@ def moe_layer(
       ValueError: shapes that disagree with `config`, or an axis of another size.
     """
     _check_shapes(params, x, axis_name, config)
+    if (noted := _NOTED.get()) is not None:
+        noted.append((config, x.shape[0]))
     with jax.named_scope("topoep_route"):
         if mask is not None:
             x = jnp.where(routing.token_mask(mask, x.shape[0]), x, jnp.zeros((), x.dtype))
@@ -134,6 +139,17 @@ def moe_layer(
         y = y + _shared_experts(params, x)
     metrics = _measure(config, omega, plan, num_assignments)
     return (y, metrics, routing.Routed(chosen.expert_idx, logits)) if return_routing else (y, metrics)
+
+
+@contextlib.contextmanager
+def noting_layers() -> Iterator[list[tuple[LayerConfig, int]]]:
+    """Yields a list that gets the configuration and T of every layer that is traced inside: for tools."""
+    noted: list[tuple[LayerConfig, int]] = []
+    token = _NOTED.set(noted)
+    try:
+        yield noted
+    finally:
+        _NOTED.reset(token)
 
 
 def solve_layer_plan(config: LayerConfig, omega: jax.Array | np.ndarray, num_assignments: int) -> Plan:

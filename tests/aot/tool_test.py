@@ -4,6 +4,7 @@ import dataclasses
 import json
 import subprocess
 import sys
+from pathlib import Path
 
 import jax
 import jax.numpy as jnp
@@ -15,6 +16,7 @@ from topoep_jax.aot import TARGETS, LayerProgram, Report, compile_layer, struct,
 from topoep_jax.aot import command as command_line
 from topoep_jax.cli import execute
 from topoep_jax.config import LayerConfig
+from topoep_jax.moe import noting_layers
 from topoep_jax.plan import Hardware
 from topoep_jax.topology import Topology
 from train.aot import step as train_step
@@ -67,6 +69,10 @@ def test_json_has_the_keys_that_scripts_rely_on(
         "collectives",
         "custom_calls",
         "host_reads",
+        "kernels",
+        "forecast_ms",
+        "bound_ms",
+        "losses",
     }
     assert found.keys() >= needed
     assert all(c.keys() >= {"kind", "phase", "bytes", "overlapped"} for c in found["collectives"])
@@ -75,18 +81,52 @@ def test_json_has_the_keys_that_scripts_rely_on(
     assert found["custom_calls"]["topoep_plan"] == 1
     assert found["layer_bytes"] == found["temp_bytes"] + found["output_bytes"] - layer.param_grad_bytes
     assert found["worst_case_ratio"] == 1
-    assert compiled_before == [dataclasses.replace(CONFIG, hardware=Hardware.h100()), worst_case(compiled_before[0])]
+    assert compiled_before == [dataclasses.replace(CONFIG, hardware=Hardware.h800()), worst_case(compiled_before[0])]
 
 
 def test_text_says_what_a_run_needs(compiled_before: list[LayerConfig], capsys: pytest.CaptureFixture) -> None:
-    assert run(*SMALL, "--timeline", "--gpu=h800") == 0
+    assert run(*SMALL, "--timeline", "--gpu=h100") == 0
     text = capsys.readouterr().out
-    for part in ("compiled for 8 NVIDIA H100s", "rates of an H800", "temporaries", "largest buffers", "host reads: "):
+    for part in (
+        "compiled for 8 NVIDIA H100s",
+        "temporaries",
+        "together",
+        "of the 81,920 MiB",
+        "largest losses at skew -4",
+        "largest buffers",
+        "host reads: ",
+    ):
         assert part in text
     for phase in ("dispatch_1", "combine_2", "home_1", "push"):
         assert phase in text
     assert "with an empty plan all of these launches stay" in text
-    assert compiled_before[0].hardware == Hardware.h800()
+    assert compiled_before[0].hardware == Hardware.h100()
+
+
+def test_a_measurement_takes_the_place_of_constants(
+    compiled_before: list[LayerConfig], capsys: pytest.CaptureFixture, tmp_path: Path
+) -> None:
+    rates, links = tmp_path / "rates.json", tmp_path / "hardware.json"
+    rates.write_text('{"plan_us": 4000}')
+    found = {
+        "version": 1,
+        "inter_fs_per_byte": 20_000,
+        "intra_fs_per_byte": None,
+        "gflops": 100_000,
+        "rank_speed": None,
+    }
+    links.write_text(json.dumps({**found, "num_devices": 2, "num_domains": 2}))
+
+    def waits(*flags: str) -> dict[str, float]:
+        assert run(*SMALL, "--json", *flags) == 0
+        return json.loads(capsys.readouterr().out)["waits_us"]["0"]
+
+    now, slower = waits(), waits(f"--rates={rates}")
+    assert slower["plan"] - now["plan"] == pytest.approx(3600)
+    waits(f"--hardware={links}", "--intra_gbps=800")
+    assert compiled_before[-1].hardware == Hardware(20_000, 10_000, 100_000)
+    assert run(*SMALL, "--intra_gbps=800") == 2
+    assert "--intra_gbps=800 completes a measurement, which --hardware names" in capsys.readouterr().err
 
 
 def test_worst_case_rows_hold_any_routing() -> None:
@@ -97,20 +137,19 @@ def test_worst_case_rows_hold_any_routing() -> None:
     assert (other.num_slots, other.chunks, other.planner) == (0, 1, "none")
 
 
-def test_predictions_follow_the_plan(layer: LayerProgram) -> None:
-    report = Report.of(layer.program, Hardware.h100(), 2, layer)
-    slower = Report.of(
-        layer.program,
-        Hardware.h100(),
-        2,
-        dataclasses.replace(layer, config=dataclasses.replace(CONFIG, hardware=Hardware(200_000, 50_000, 40_000))),
-    )
+def test_predictions_follow_the_rates_of_links(layer: LayerProgram) -> None:
+    target = TARGETS["h100"]
+    slow = dataclasses.replace(target, hardware=Hardware(200_000, 50_000, 400_000))
+    report, slower = (Report.of(layer.program, gpu, 2, layer) for gpu in (target, slow))
     by_phase = {c.phase: c for c in report.collectives}
     for phase in ("dispatch_1", "dispatch_2", "pull", "home_2"):
-        assert slower.collective_us(by_phase[phase]) > 5 * report.collective_us(by_phase[phase]) > 0, phase
-    assert slower.gemm_us(by_phase["combine_1"]) == pytest.approx(10 * report.gemm_us(by_phase["combine_1"]), rel=1e-3)
+        wires = [found.forecast.prices.wire(by_phase[phase]) for found in (report, slower)]
+        assert wires[1] > 5 * wires[0] > 0, phase
+        longer = slower.collective_us(by_phase[phase]) - report.collective_us(by_phase[phase])
+        assert longer == pytest.approx((wires[1] - wires[0]) / 1e6)
+    assert report.gemm_us(by_phase["combine_1"]) > 0
     assert report.collective_us(by_phase["dispatch_1"]) == report.collective_us(by_phase["again_1"])
-    assert timeline(report).count("gmm") == 10
+    assert timeline(report.forecast).count("topoep_gmm") == 10
 
 
 @pytest.mark.parametrize("gpu", TARGETS)
@@ -118,6 +157,7 @@ def test_every_target_compiles_a_program_of_the_user(aot: Compiler, capsys: pyte
     assert run("--topology=1x1x2", f"--gpu={gpu}", f"--program={__name__}:doubled", "--program_args=64", "--json") == 0
     found = json.loads(capsys.readouterr().out)
     assert found["flops_ratio"] is None
+    assert len({*found["forecast_ms"].values()}) == 1  # no layer, so no plan
     assert [(c["kind"], c["bytes"]) for c in found["collectives"]] == [("all-gather", 64 * 4)]
 
 
@@ -133,8 +173,9 @@ def doubled(mesh: Mesh, size: str) -> tuple:
 
 def test_the_trainer_offers_its_step(aot: Compiler) -> None:
     step, args = train_step(aot.mesh(1, 2), "--batch_size=4", "--seq_len=64", "--shape=num_layers=1", "--chunks=2")
-    with jax.numpy_dtype_promotion("standard"):  # optax mixes dtypes
+    with jax.numpy_dtype_promotion("standard"), noting_layers() as layers:  # optax mixes dtypes
         text = step.trace(*args).lower(lowering_platforms=("cuda",)).as_text()
+    assert {(config.num_ranks, tokens) for config, tokens in layers} == {(2, 2 * 64)}
     assert "ragged_all_to_all" in text
     assert "topoep_gmm" in text
     with pytest.raises(ValueError, match="--batch_size=3 is not a multiple of --ep=2"):

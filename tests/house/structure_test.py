@@ -21,7 +21,7 @@ ORDER = [
     ["_compat", "_needs", "_integers"],
     ["topology"],
     ["_pallas", "_arrays", "launch"],
-    ["routing forced_routing", "shapes"],
+    ["routing forced_routing", "shapes", "rates"],
     ["balance", "demand", "synthetic"],
     ["_cuda_build"],
     ["plan _native _native_ids _cuda"],

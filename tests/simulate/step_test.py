@@ -3,19 +3,16 @@
 import dataclasses
 import itertools
 import json
-import re
-from pathlib import Path
 
 import numpy as np
 import pytest
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.moe import solve_layer_plan
 from topoep_jax.plan import reference
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import Problem
 from topoep_jax.plan.types import unpriced
-from topoep_jax.shapes import SHAPES, Shape
+from topoep_jax.shapes import Shape
 from topoep_jax.simulate import (
     CALIBRATIONS,
     LayerRates,
@@ -215,21 +212,6 @@ def test_steps_add_up():
     for bad in ({"launch_us": -1}, {"plan_us": 10**7}, {"hot_permille": 1001}):
         with pytest.raises(ValueError, match=next(iter(bad))):
             dataclasses.replace(RATES, **bad)
-
-
-def test_agrees_with_the_timeline_of_the_compiled_program():
-    """docs/layer.md: the same layer, plan and rates, read from what XLA scheduled."""
-    text = (Path(__file__).parent.parent.parent / "docs" / "layer.md").read_text()
-    predicted = float(re.search(r"the program: ([\d.]+) ms predicted", text)[1])
-    shape = SHAPES["qwen3-30b-a3b"]
-    config = LayerConfig(
-        shape.hidden, shape.ffn, shape.num_experts, shape.top_k, shape.topology, chunks=2, hardware=Hardware.h100()
-    )
-    omega = biased_demand(shape, [-4.0], 0)[-4.0].astype(np.int32)
-    plan = solve_layer_plan(config, omega, shape.tokens * shape.top_k)
-    own = work_of(config, plan, balanced=True)
-    found = simulate(PipelinedLayer(LayerRates(Hardware.h100(), launch_us=0, plan_us=0)), [own], Step())
-    assert found.layer_ms == pytest.approx(predicted, rel=0.02)
 
 
 # Perfetto

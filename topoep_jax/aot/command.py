@@ -22,9 +22,11 @@ from topoep_jax.aot.report import Report
 from topoep_jax.aot.targets import TARGETS, Target
 from topoep_jax.aot.timeline import timeline
 from topoep_jax.cli.flags import Flags
+from topoep_jax.cli.hardware import HARDWARE, add_hardware, hardware_of
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
 from topoep_jax.knobs import Knobs
+from topoep_jax.rates import Rates, read
 from topoep_jax.shapes import SHAPES, Shape
 from topoep_jax.topology import Topology
 
@@ -39,7 +41,7 @@ KNOBS = [field.name for field in dataclasses.fields(Knobs) if field.name != "pla
 def define() -> Flags:
     """Flags of the command."""
     values = Flags()
-    values.add("gpu", str, "kind of GPU", "h200", choices=tuple(TARGETS))
+    values.add("gpu", str, "kind of GPU to compile for", "h800", choices=tuple(TARGETS))
     values.add("topology", str, "slices x nodes x GPUs per node; a node is a domain", "1x4x8")
     values.add("model", str, f"layer to compile, one of {', '.join(SHAPES)}")
     for name in _DIMENSIONS:
@@ -59,6 +61,9 @@ def define() -> Flags:
     values.add("program_args", str, "with --program: words that its function also gets, in one string", "")
     values.add("compare", bool, "compile the design with worst-case rows, too", False)
     values.add("timeline", bool, "draw the schedule", False)
+    add_hardware(values, None)
+    values["hardware"].help += "; unset: those of the GPU"
+    values.add("rates", str, "file of measured constants, as in docs/forecast.md, which take the place of the assumed")
     values.add("json", bool, "print one JSON object and nothing else", False)
     values.add("dump_to", str, "folder for all that XLA writes down")
     return values
@@ -72,10 +77,17 @@ def run(values: Flags) -> Iterator[str]:
     slices, nodes, gpus = _topology(values.topology)
     missing = prepare()
     mesh = target.mesh(nodes, gpus, slices=slices)
-    if values.program:
-        report, title = _program(values, mesh, target, slices * nodes)
+    rates = Rates()
+    if values.hardware:
+        target = dataclasses.replace(target, hardware=hardware_of(values, slices * nodes * gpus))
+        rates = rates if values.hardware in HARDWARE else rates.with_products(target.hardware.gflops)
     else:
-        report, title = _layer(values, mesh, target, Topology.uniform(slices * nodes, gpus))
+        values.refuse(("inter_gbps", "intra_gbps"), "completes a measurement, which --hardware names")
+    rates = rates.measured(read(values.rates)) if values.rates else rates
+    if values.program:
+        report, title = _program(values, mesh, target, slices * nodes, rates)
+    else:
+        report, title = _layer(values, mesh, target, Topology.uniform(slices * nodes, gpus), rates)
     if values.json:
         yield json.dumps(report.json()) + "\n"
         return
@@ -84,13 +96,14 @@ def run(values: Flags) -> Iterator[str]:
     yield from report.text()
     for note in (*transport.xla_options().missing, *_without_library(missing)):
         yield f"note: {note}\n"
-    basis = f"the plan of synthetic routing, skew {SKEWS[-1]}" if report.works else "whole buffers on the slowest link"
-    yield f"times are predicted from rates, for {basis}; nothing is measured\n"
+    planned = f"plans of synthetic routing; single collectives and the chart are of skew {SKEWS[-1]:g}"
+    basis = planned if report.program.layers else "whole buffers on the slowest link, for no MoE layer was traced"
+    yield f"times are modelled from the constants of topoep_jax/rates.py, for {basis}; nothing is measured\n"
     if values.timeline:
-        yield "\n" + timeline(report)
+        yield "\n" + timeline(report.forecast)
 
 
-def _layer(values: Flags, mesh: Mesh, target: Target, topology: Topology) -> tuple[Report, str]:
+def _layer(values: Flags, mesh: Mesh, target: Target, topology: Topology, rates: Rates) -> tuple[Report, str]:
     config = _config(values, topology, target)
     try:
         jnp.dtype(values.dtype)
@@ -100,7 +113,7 @@ def _layer(values: Flags, mesh: Mesh, target: Target, topology: Topology) -> tup
     with _group(mesh, config):
         own = compile_layer(config, mesh, values.tokens, dump_to=_folder(values.dump_to), **options)
         other = compile_layer(worst_case(config), mesh, values.tokens, **options) if values.compare else None
-    report = Report.of(own.program, target.hardware, topology.num_domains, own, other)
+    report = Report.of(own.program, target, topology.num_domains, own, other, rates=rates)
     title = (
         f"{values.model or 'a layer'}: {plural(config.num_experts, 'expert')}, top {config.top_k}, hidden"
         f" {config.hidden:,}, ffn {config.ffn:,}; {values.tokens:,} tokens per GPU\n"
@@ -111,8 +124,20 @@ def _layer(values: Flags, mesh: Mesh, target: Target, topology: Topology) -> tup
     return report, title
 
 
-def _program(values: Flags, mesh: Mesh, target: Target, num_domains: int) -> tuple[Report, str]:
-    of_program = {"program", "program_args", "topology", "gpu", "timeline", "json", "dump_to"}
+def _program(values: Flags, mesh: Mesh, target: Target, num_domains: int, rates: Rates) -> tuple[Report, str]:
+    of_program = {
+        "program",
+        "program_args",
+        "topology",
+        "gpu",
+        "hardware",
+        "inter_gbps",
+        "intra_gbps",
+        "rates",
+        "timeline",
+        "json",
+        "dump_to",
+    }
     ignored = [name for name in values if values[name].present and name not in of_program]
     if ignored:
         raise ValueError(f"--{ignored[0]} says what layer to compile, but --program={values.program} is compiled")
@@ -128,7 +153,7 @@ def _program(values: Flags, mesh: Mesh, target: Target, num_domains: int) -> tup
             raise ValueError(f"--program={values.program} must return (a function, a tuple of its arguments)")
         step, args = made
         program = compile_program(step, *args, dump_to=_folder(values.dump_to))
-    return Report.of(program, target.hardware, num_domains), f"{values.program} {values.program_args}".rstrip()
+    return Report.of(program, target, num_domains, rates=rates), f"{values.program} {values.program_args}".rstrip()
 
 
 @contextlib.contextmanager

@@ -16,6 +16,8 @@ from topoep_jax import transport
 from topoep_jax._needs import to_install
 from topoep_jax.aot.dump import Buffer, Thunk, read_buffers, read_options, read_thunks
 from topoep_jax.aot.hlo import Module
+from topoep_jax.config import LayerConfig
+from topoep_jax.moe import noting_layers
 
 PLUGINS = ("xla_cuda13", "xla_cuda12")
 
@@ -42,6 +44,7 @@ class Program:
       buffers: its values in device memory, largest first.
       options: of the compiler, as it took them.
       num_devices: it runs on.
+      layers: configuration and T of each MoE layer that was traced for it, in order.
     """
 
     module: Module
@@ -50,6 +53,7 @@ class Program:
     buffers: list[Buffer]
     options: dict[str, str]
     num_devices: int
+    layers: tuple[tuple[LayerConfig, int], ...] = ()
 
 
 @functools.cache
@@ -120,7 +124,9 @@ def compile_program(
     every = {**transport.xla_options().compiler_options, **(options or {})}
     with tempfile.TemporaryDirectory() as temporary:
         folder = Path(temporary) if dump_to is None else dump_to
-        compiled = jitted.lower(*args).compile({**every, "xla_dump_to": str(folder)})
+        with noting_layers() as layers:
+            lowered = jitted.lower(*args)
+        compiled = lowered.compile({**every, "xla_dump_to": str(folder)})
         stats = compiled.memory_analysis()
         return Program(
             Module(compiled.as_text()),
@@ -134,6 +140,7 @@ def compile_program(
             read_buffers(folder),
             read_options(folder),
             len(jax.tree.leaves(args)[0].sharding.device_set),
+            tuple(layers),
         )
 
 

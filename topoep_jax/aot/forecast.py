@@ -1,28 +1,31 @@
-"""Predicted rows and times of a layer's steps, from plans of synthetic demand and the rates of `Hardware`.
+"""What a GPU's clock would say of a compiled program, from the plan of synthetic routing and the constants of rates.py.
 
-Nothing here is measured. Links are priced as the planner prices them: the busiest rank's traffic between domains, then
-that inside a domain. GEMMs run at the hardware's sustained rate.
+Nothing here is measured, and docs/forecast.md says what is left out.
 """
 
-import math
-import re
+import collections
+import dataclasses
+import functools
+from collections.abc import Callable, Iterator
 
 import numpy as np
 
-from topoep_jax.aot.hlo import Array
-from topoep_jax.aot.schedule import Collective, Gemm
+from topoep_jax.aot.prices import US, Prices
+from topoep_jax.aot.schedule import Collective
+from topoep_jax.aot.steps import Step
+from topoep_jax.aot.walk import Walk
 from topoep_jax.config import LayerConfig
 from topoep_jax.moe import solve_layer_plan
-from topoep_jax.plan.hardware import Hardware
-from topoep_jax.plan.links import busiest_direction, link_ps, moved_ps
 from topoep_jax.shapes import Shape
 from topoep_jax.simulate.work import Work, work_of_planner
 from topoep_jax.synthetic import biased_demand
 
-SKEWS = (0.0, -4.0)
-"""Of the demand that `flops_ratio` is computed for: uniform routing, and the worst that is studied."""
-_OUT = re.compile(r"(dispatch|again|grad)_([12])$")
-_BACK = re.compile(r"(combine|home)_([12])$")
+SKEWS = (0.0, -1.0, -2.0, -4.0)
+"""Of the demand that is planned for: from uniform routing to the worst that is studied."""
+PRODUCTS = ("products of rows", "weight gradients of mains", "weight gradients of slots")
+PLAN = "plan"
+MS = 1_000_000_000
+"""Picoseconds."""
 
 
 def planned_work(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -> Work:
@@ -34,87 +37,192 @@ def planned_work(config: LayerConfig, tokens: int, skew: float, seed: int = 0) -
     return work_of_planner(config, config.planner, plan, assignments)
 
 
-def collective_ps(collective: Collective, work: Work) -> int:
-    """Predicted picoseconds of one run of a collective: of the plan's rows or replicas, else of its whole buffer."""
-    hardware = work.config.hardware
-    counts = _counts(collective.phase, work)
-    if counts is None:
-        return buffer_ps(collective, work.config.num_ranks, work.config.topology.num_domains, hardware)
-    sent = collective.operands[0]  # [rows, ...] or [replicas, ...]
-    moved = counts * (sent.num_bytes // sent.dims[0])
-    return moved_ps(
-        moved, work.config.topology, hardware.inter_fs_per_byte, hardware.intra_fs_per_byte, busiest_direction
-    )
+@dataclasses.dataclass(frozen=True)
+class Loss:
+    """What one thing costs.
+
+    Attributes:
+      what: the thing.
+      best: the best that it could be: "at once", "none", "hidden", "even and sustained" (of products).
+      us: microseconds that the whole would then be shorter.
+      percent: of the whole.
+    """
+
+    what: str
+    best: str
+    us: float
+    percent: float
 
 
-def buffer_ps(collective: Collective, num_ranks: int, num_domains: int, hardware: Hardware) -> int:
-    """Predicted picoseconds if the whole buffer went around all ranks, over the slowest link."""
-    rounds = 2 if collective.kind == "all-reduce" else 1
-    total = rounds * collective.num_bytes * (num_ranks - 1) // num_ranks
-    return link_ps(total, hardware.inter_fs_per_byte if num_domains > 1 else hardware.intra_fs_per_byte)
+@dataclasses.dataclass(frozen=True)
+class Forecast:
+    """One run of a program, on a clock.
+
+    Attributes:
+      steps: of the program.
+      prices: of its steps.
+    """
+
+    steps: tuple[Step, ...]
+    prices: Prices
+
+    @functools.cached_property
+    def walk(self) -> Walk:
+        """When what happens."""
+        return Walk.of(self.steps, self.prices)
+
+    @property
+    def total_ps(self) -> int:
+        """Of the program."""
+        return self.walk.now
+
+    @property
+    def forward_ps(self) -> int:
+        """Until the backward pass begins; all of it where there is none."""
+        return self.total_ps if self.walk.forward_ps is None else self.walk.forward_ps
+
+    @functools.cached_property
+    def categories(self) -> dict[str, int]:
+        """Picoseconds of kernels by category, and those in which the clock waits; they add up to the total."""
+        found: collections.Counter[str] = collections.Counter()
+        for span in self.walk.spans:
+            if span.what == "kernel":
+                found[span.category] += span.total_ps
+            elif span.what == "wait":
+                found["waits for the planner" if span.category == PLAN else "waits for exchanges"] += span.total_ps
+        return dict(found.most_common())
+
+    @functools.cached_property
+    def waits(self) -> dict[str, int]:
+        """Picoseconds in which the clock waits, by phase."""
+        found: collections.Counter[str] = collections.Counter()
+        for span in self.walk.spans:
+            if span.what == "wait":
+                found[span.category] += span.total_ps
+        return dict(found.most_common())
+
+    @functools.cached_property
+    def bound_ps(self) -> int:
+        """What no order of the same work beats.
+
+        In each pass, the products on evenly spread rows at the sustained rate, and the exchanges' bytes on the links of
+        the busiest rank as far as they take longer: all else could run beside them.
+        """
+        products, wires = [0, 0], [0, 0]
+        for step, times in _leaves(self.steps):
+            if step.kernel is not None and step.kernel.category in (*PRODUCTS, "other products"):
+                products[step.backward] += times * self.prices.balanced(step.kernel)
+            elif step.collective is not None:
+                wires[step.backward] += times * self.prices.wire(step.collective)
+            elif step.what == "call":
+                wires[step.backward] += times * self.prices.call_wire(step)
+        return sum(max(product, wire) for product, wire in zip(products, wires, strict=True))
+
+    @functools.cached_property
+    def losses(self) -> list[Loss]:
+        """What costs most, the most first: how much shorter the program would be if one thing were as good as can be.
+
+        They do not add up: what one of them hides another shows.
+        """
+        losses = []
+        for what, best, free in _FREE:
+            ps = self.total_ps - Walk.of(self.steps, _Without(self.prices, free)).now
+            losses.append(Loss(what, best, ps / US, 100 * ps / max(self.total_ps, 1)))
+        return sorted((loss for loss in losses if loss.us > 0), key=lambda loss: -loss.us)
+
+    @functools.cached_property
+    def range_ps(self) -> tuple[int, int]:
+        """The total with every constant at the end of its range: the quick one, and the slow one."""
+        ends = (dataclasses.replace(self.prices, rates=self.prices.rates.end(quick)) for quick in (True, False))
+        quick, slow = (Walk.of(self.steps, prices).now for prices in ends)
+        return quick, slow
 
 
-def gemm_ps(gemm: Gemm, work: Work, pieces: int = 1) -> int:
-    """Predicted picoseconds of an expert GEMM on the busiest rank; of a weight gradient, one of its `pieces`."""
-    flops = _wgrad_flops(gemm, work) // pieces if gemm.kind == "wgrad" else _gmm_flops(gemm, work)
-    return flops * gemm.turns * 1000 // work.config.hardware.gflops
+Free = Callable[[Prices, Step | Collective], int | None]
+"""What something would take that is as good as can be; None for what stays as it is."""
 
 
-def _counts(phase: str, work: Work) -> np.ndarray | None:
-    """int64 [R, R] rows or replicas from rank to rank; None for a phase that the plan does not tell about."""
-    if match := _OUT.search(phase):
-        return work.rows[min(int(match[2]), len(work.rows)) - 1]
-    if match := _BACK.search(phase):
-        return work.rows[min(int(match[2]), len(work.rows)) - 1].T
-    if phase == "weights":
-        return work.rows.sum(0)
-    if phase == "weight_grads":
-        return work.rows.sum(0).T
-    if phase in ("pull", "repull"):
-        return work.replicas
-    if phase == "push":
-        return work.replicas.T
-    return None
+@dataclasses.dataclass(frozen=True)
+class _Without:
+    prices: Prices
+    free: Free
+
+    def step(self, step: Step) -> int:
+        """As `Prices.step`."""
+        took = self.free(self.prices, step)
+        return self.prices.step(step) if took is None else took
+
+    def collective(self, collective: Collective) -> int:
+        """As `Prices.collective`."""
+        took = self.free(self.prices, collective)
+        return self.prices.collective(collective) if took is None else took
 
 
-def _gmm_flops(gemm: Gemm, work: Work) -> int:
-    rows, width = gemm.result.dims[0], gemm.result.dims[-1]
-    inputs = [a for a in gemm.operands if len(a.dims) == 2 and a.dims[0] == rows and _is_float(a)]
-    if inputs:
-        return 2 * _busiest_rows(rows, work, slice(None)) * inputs[0].dims[1] * width
-    return 2 * math.prod(gemm.result.dims) * _depth(gemm)
+def _kernels(*categories: str) -> Free:
+    def free(_: Prices, what: Step | Collective) -> int | None:
+        return 0 if isinstance(what, Step) and what.kernel and what.kernel.category in categories else None
+
+    return free
 
 
-def _wgrad_flops(gemm: Gemm, work: Work) -> int:
-    """A kernel's operands hold (inputs, gradients) of each job; accumulators have a row for each instance."""
-    config = work.config
-    num_accumulated = gemm.result.dims[0]
-    mains = slice(0, config.num_mains)
-    slots = slice(config.num_mains, None)
-    # Where a rank has as many slots as mains, take the mains: they have the more rows.
-    instances = slots if num_accumulated == config.num_slots != config.num_mains else mains
-    pairs = [a for a in gemm.operands if len(a.dims) == 2 and _is_float(a) and a.dims != gemm.result.dims]
-    if len(pairs) % 2 or not pairs:
-        return 2 * math.prod(gemm.result.dims) * _depth(gemm)
-    return sum(
-        2 * _busiest_rows(a.dims[0], work, instances) * a.dims[1] * b.dims[1]
-        for a, b in zip(pairs[::2], pairs[1::2], strict=True)
-    )
+def _best(*categories: str) -> Free:
+    def free(prices: Prices, what: Step | Collective) -> int | None:
+        if isinstance(what, Step) and what.kernel and what.kernel.category in categories:
+            return min(prices.balanced(what.kernel), prices.step(what))
+        return None
+
+    return free
 
 
-def _busiest_rows(buffer_rows: int, work: Work, instances: slice) -> int:
-    """Rows that the busiest rank computes of a receive buffer, by the buffer's size."""
-    sizes = work.config.window_rows(work.num_assignments)
-    if buffer_rows not in sizes:
-        return buffer_rows
-    return int(work.aligned[sizes.index(buffer_rows), :, instances].sum(-1).max())
+def _phases(*phases: str) -> Free:
+    def free(_: Prices, what: Step | Collective) -> int | None:
+        known = isinstance(what, Collective) or what.what == "call"
+        return 0 if known and what.phase.startswith(phases) else None
+
+    return free
 
 
-def _depth(gemm: Gemm) -> int:
-    """The contracted dimension of a plain product, from the sizes of its operands and its result."""
-    sizes = [math.prod(a.dims) for a in gemm.operands if _is_float(a)][:2]
-    return math.isqrt(math.prod(sizes) // max(math.prod(gemm.result.dims), 1)) if len(sizes) == 2 else 0
+def _others(_: Prices, what: Step | Collective) -> int | None:
+    return 0 if isinstance(what, Collective) and not what.phase.startswith(_PHASES) else None
 
 
-def _is_float(array: Array) -> bool:
-    return array.dtype.startswith(("bf", "f"))
+def _fixed(prices: Prices, what: Step | Collective) -> int | None:
+    return prices.wire(what) if isinstance(what, Collective) else None
+
+
+_PHASES = ("dispatch", "again", "grad", "combine", "home", "pull", "repull", "push")
+_EVEN = "even and sustained"
+_FREE: tuple[tuple[str, str, Free], ...] = (
+    ("rows to experts", "at once", _phases("dispatch", "again", "grad")),
+    ("rows home", "at once", _phases("combine", "home")),
+    ("pulls", "at once", _phases("pull", "repull")),
+    ("pushes", "at once", _phases("push")),
+    ("other exchanges", "at once", _others),
+    ("fixed time of collectives", "none", _fixed),
+    ("planner", "hidden", _phases(PLAN)),
+    ("products of rows", _EVEN, _best("products of rows")),
+    ("weight gradients", _EVEN, _best(*PRODUCTS[1:])),
+    ("other products", _EVEN, _best("other products")),
+    *(
+        (category, "none", _kernels(category))
+        for category in (
+            "fills",
+            "gathers and sums",
+            "activations",
+            "pack, accumulate, store",
+            "counting in loops",
+            "layout and plan",
+            "router and sorts",
+            "other kernels",
+        )
+    ),
+)
+
+
+def _leaves(steps: tuple[Step, ...], times: int = 1) -> Iterator[tuple[Step, int]]:
+    for step in steps:
+        if step.inner:
+            for inner in step.inner:
+                yield from _leaves(inner, times * step.turns)
+        else:
+            yield step, times

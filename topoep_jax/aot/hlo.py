@@ -90,6 +90,12 @@ class Instruction:
         return self._find(r'[,{] *name = "([^"]*)", num_') if self.opcode == "custom-call" else None
 
     @property
+    def contracted(self) -> tuple[int, ...]:
+        """Dimensions of the first operand that a dot sums over."""
+        found = self._find(r"\blhs_contracting_dims=\{([\d,]*)\}") if self.opcode == "dot" else None
+        return tuple(map(int, filter(None, (found or "").split(","))))
+
+    @property
     def body(self) -> str:
         """The computation that a while loop repeats."""
         return self._find(r"\bbody=%?([\w.-]+)") or ""

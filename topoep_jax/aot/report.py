@@ -2,25 +2,24 @@
 
 import collections
 import dataclasses
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
+from topoep_jax.aot import forecast_text
 from topoep_jax.aot.compiler import Program
-from topoep_jax.aot.forecast import SKEWS, buffer_ps, collective_ps, gemm_ps, planned_work
-from topoep_jax.aot.hlo import Instruction
+from topoep_jax.aot.forecast import MS, SKEWS, Forecast, planned_work
 from topoep_jax.aot.host import HostRead, host_reads, num_host_reads
+from topoep_jax.aot.kernels import is_kernel
 from topoep_jax.aot.layer import LayerProgram
+from topoep_jax.aot.prices import US, Prices
 from topoep_jax.aot.schedule import Collective, collectives
+from topoep_jax.aot.steps import kernels, read_steps
+from topoep_jax.aot.targets import Target
 from topoep_jax.cli.output import plural, table
-from topoep_jax.plan.hardware import Hardware
-from topoep_jax.simulate.work import Work
+from topoep_jax.rates import Rates
 
 _MIB = 2**20
-_US = 1_000_000  # Picoseconds.
 _MOST_BUFFERS = 8
-_NO_KERNEL = """
-    bitcast call conditional constant get-tuple-element opt-barrier parameter partition-id tuple while
-"""
 _REPLICA_PHASES = ("pull", "repull", "push")
 
 
@@ -30,41 +29,64 @@ class Report:
 
     Attributes:
       program: the program.
-      hardware: rates that times are predicted from.
-      num_domains: nodes that it spans.
+      target: the GPUs.
       layer: what it is made of; None for a program of the user's.
-      works: of its layer's plans, by skew; empty without a layer.
       worst_case: the layer in the design to compare with, or None.
       collectives: of the program.
       reads: by the host.
+      forecasts: by skew of the demand that is planned for; all are one where the program has no layer.
     """
 
     program: Program
-    hardware: Hardware
-    num_domains: int
+    target: Target
     layer: LayerProgram | None
-    works: dict[float, Work]
     worst_case: LayerProgram | None
     collectives: list[Collective]
     reads: list[HostRead]
+    forecasts: dict[float, Forecast]
 
     @classmethod
     def of(
         cls,
         program: Program,
-        hardware: Hardware,
+        target: Target,
         num_domains: int,
         layer: LayerProgram | None = None,
         worst_case: LayerProgram | None = None,
+        *,
+        rates: Rates | None = None,
     ) -> "Report":
-        """Reads a program; plans two microbatches for a layer."""
-        works = {skew: planned_work(layer.config, layer.tokens, skew) for skew in SKEWS} if layer else {}
-        reads = host_reads(program)
-        return cls(program, hardware, num_domains, layer, works, worst_case, collectives(program), reads)
+        """Reads a program; plans a microbatch of each skew for the largest layer that it has.
+
+        Args:
+          program: the program.
+          target: the GPUs.
+          num_domains: nodes that it spans.
+          layer: see `Report`.
+          worst_case: see `Report`.
+          rates: constants of the GPU.
+        """
+        steps = read_steps(program)
+        prices = Prices(
+            rates or Rates(), target.hardware, target.memory_bandwidth, program.num_devices, num_domains, None
+        )
+        forecasts = dict.fromkeys(SKEWS, Forecast(steps, prices))
+        if program.layers:
+            config, tokens = max(program.layers, key=lambda layer: layer[0].expert_size * layer[0].num_experts)
+            config = dataclasses.replace(config, hardware=target.hardware)
+            for skew in SKEWS:
+                work = planned_work(config, tokens, skew)
+                forecasts[skew] = Forecast(steps, dataclasses.replace(prices, work=work))
+        return cls(program, target, layer, worst_case, collectives(program), host_reads(program), forecasts)
+
+    @property
+    def forecast(self) -> Forecast:
+        """Of the last of `SKEWS`."""
+        return self.forecasts[SKEWS[-1]]
 
     @property
     def flops_ratio(self) -> float | None:
-        """Rows that the expert GEMMs compute over rows that there are, of the worse skew; None without a layer.
+        """Rows that the expert GEMMs compute over rows that there are, of the worst skew; None without a layer.
 
         From the grid of the kernels, which skip blocks that hold no row. `ragged_dot` computes every row for every
         instance.
@@ -75,29 +97,47 @@ class Report:
         if config.gemm == "ragged_dot":
             assignments = self.layer.tokens * config.top_k
             return config.num_instances * sum(config.window_rows(assignments)) / assignments
-        return max(work.flops_ratio for work in self.works.values())
+        works = [forecast.prices.work for forecast in self.forecasts.values()]
+        return max(work.flops_ratio for work in works if work)
+
+    @property
+    def num_kernels(self) -> int:
+        """Kernels and copies that one run launches."""
+        return sum(times for _, times in kernels(self.forecast.steps))
+
+    @property
+    def device_bytes(self) -> int:
+        """What one GPU holds of the program: arguments, results and temporaries."""
+        memory = self.program.memory
+        return memory.arguments + memory.outputs - memory.aliases + memory.temp
 
     def collective_us(self, collective: Collective) -> float:
         """Predicted time of one run, for the plan of the last of `SKEWS`."""
-        if not self.works:
-            return buffer_ps(collective, self.program.num_devices, self.num_domains, self.hardware) / _US
-        return collective_ps(collective, self.works[SKEWS[-1]]) / _US
+        return self.forecast.prices.collective(collective) / US
 
-    def gemm_us(self, collective: Collective) -> float | None:
-        """Predicted time of the expert GEMMs over one run; None where there is no layer to plan for."""
-        if not self.works:
-            return None
-        pieces = collective.turns if collective.phase == "push" else 1
-        return sum(gemm_ps(gemm, self.works[SKEWS[-1]], pieces) for gemm in collective.gemms) / _US
+    def gemm_us(self, collective: Collective) -> float:
+        """Predicted time of the expert GEMMs over one run."""
+        priced = {step.name: (step, times) for step, times in kernels(self.forecast.steps)}
+        under = [(*priced[gemm.name], gemm.turns) for gemm in collective.gemms if gemm.name in priced]
+        return sum(self.forecast.prices.step(step) * turns for step, _, turns in under) / US
 
     def json(self) -> dict[str, Any]:
-        """Bytes are those of one device; times are predicted, in microseconds."""
+        """Bytes are those of one device; times are predicted, in microseconds or milliseconds as their names say."""
         memory = self.program.memory
         found: dict[str, Any] = {
             "temp_bytes": memory.temp,
             "argument_bytes": memory.arguments,
             "output_bytes": memory.outputs,
+            "device_bytes": self.device_bytes,
             "flops_ratio": self.flops_ratio,
+            "kernels": self.num_kernels,
+            "forecast_ms": self._by_skew(lambda forecast: forecast.total_ps / MS),
+            "forward_ms": self._by_skew(lambda forecast: forecast.forward_ps / MS),
+            "bound_ms": self._by_skew(lambda forecast: forecast.bound_ps / MS),
+            "range_ms": self._by_skew(lambda forecast: [ps / MS for ps in forecast.range_ps]),
+            "categories_us": self._by_skew(lambda forecast: _us(forecast.categories)),
+            "waits_us": self._by_skew(lambda forecast: _us(forecast.waits)),
+            "losses": self._by_skew(lambda forecast: [dataclasses.asdict(loss) for loss in forecast.losses]),
             "collectives": [
                 {
                     "kind": collective.kind,
@@ -120,11 +160,16 @@ class Report:
             found["worst_case_ratio"] = self.worst_case.layer_bytes / self.layer.layer_bytes
         return found
 
+    def _by_skew(self, value: Callable[[Forecast], Any]) -> dict[str, Any]:
+        return {f"{skew:g}": value(forecast) for skew, forecast in self.forecasts.items()}
+
     def text(self) -> Iterator[str]:
         """What the command prints, piece by piece."""
         yield self._memory()
         if (ratio := self.flops_ratio) is not None:
-            yield f"\nFLOPs of the expert GEMMs: {ratio:.3f} x ideal (from the grid, worse of skews {SKEWS})\n"
+            skews = ", ".join(self._by_skew(str))
+            yield f"\nFLOPs of the expert GEMMs: {ratio:.3f} x ideal (from the grid, worst of skews {skews})\n"
+        yield forecast_text.tables(self.forecasts if self.program.layers else {SKEWS[0]: self.forecast})
         yield self._collectives()
         yield self._launches()
         yield self._host_reads()
@@ -134,11 +179,15 @@ class Report:
         sizes = {"temporaries": memory.temp, "arguments": memory.arguments, "results": memory.outputs}
         if memory.aliases:
             sizes["of these in the arguments' memory"] = memory.aliases
+        sizes["together"] = self.device_bytes
         if self.layer is not None:
             sizes["layer: temporaries and results without parameter gradients"] = self.layer.layer_bytes
         if self.worst_case is not None:
             sizes["the same of the design with worst-case rows"] = self.worst_case.layer_bytes
         text = table(["memory of one GPU", "MiB"], [[name, _mib(size)] for name, size in sizes.items()])
+        share = self.device_bytes / self.target.memory_bytes
+        text += f"{share:.0%} of the {_mib(self.target.memory_bytes)} MiB of an {self.target.kind}"
+        text += ": it does not fit\n" if share > 1 else "; allocators, NCCL and the rest of a model need theirs\n"
         if self.layer is not None and self.worst_case is not None:
             text += f"worst-case rows need {self.worst_case.layer_bytes / self.layer.layer_bytes:.1f} x the memory\n"
         largest = [
@@ -159,7 +208,7 @@ class Report:
                     str(collective.times),
                     _mib(collective.num_bytes),
                     f"{self.collective_us(collective) / 1e3:.3f}",
-                    "-" if under is None or not collective.gemms else f"{under / 1e3:.3f}",
+                    f"{under / 1e3:.3f}" if collective.gemms else "-",
                 ]
             )
         head = ["collective", "kind", "under", "times", "MiB at most", "predicted ms", "GEMM ms"]
@@ -167,21 +216,22 @@ class Report:
 
     def _launches(self) -> str:
         module = self.program.module
-        runs = list(module.scheduled())
-        kernels = {run.computation: sum(map(_is_kernel, module.computations[run.computation])) for run in runs}
+        steps = list(kernels(self.forecast.steps))
+        in_graphs = sum(times for step, times in steps if step.in_graph)
         lines = [
             f"launches of one run: {sum(c.times for c in self.collectives)} collectives and"
-            f" {sum(run.times * kernels[run.computation] for run in runs):,} kernels and copies"
-            f" (in {plural(sum(t.kind == 'kCommandBuffer' for t in self.program.thunks), 'CUDA graph')} and between)",
+            f" {self.num_kernels:,} kernels and copies ({in_graphs:,} of them in"
+            f" {plural(sum(t.kind == 'kCommandBuffer' for t in self.program.thunks), 'CUDA graph')})",
             "calls: " + (", ".join(f"{n} x {name}" for name, n in custom_calls(self.program).items()) or "none"),
         ]
-        for run in runs:
+        for run in module.scheduled():
             for loop in module.computations[run.computation]:
                 if loop.opcode == "while":
+                    count = sum(is_kernel(step) for part in loop.calls for step in module.computations[part])
                     turns = (
                         "a number of turns that nobody knows" if loop.trip_count is None else f"{loop.trip_count} turns"
                     )
-                    lines.append(f"loop of {turns} of {kernels[loop.body]} kernels, run {run.times} x: {loop.name}")
+                    lines.append(f"loop of {turns} of {count} kernels, run {run.times} x: {loop.name}")
         if fixed := [c for c in self.collectives if c.phase in _REPLICA_PHASES]:
             names = ", ".join(f"{c.times} x {c.phase}" for c in fixed)
             lines.append(
@@ -207,9 +257,8 @@ def custom_calls(program: Program) -> dict[str, int]:
     return dict(sorted(counts.items()))
 
 
-def _is_kernel(instruction: Instruction) -> bool:
-    opcode = instruction.opcode
-    return opcode not in _NO_KERNEL.split() and not opcode.endswith(("-start", "-done"))
+def _us(found: dict[str, int]) -> dict[str, float]:
+    return {name: ps / US for name, ps in found.items()}
 
 
 def _gemms(collective: Collective) -> str:

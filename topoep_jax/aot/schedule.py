@@ -68,70 +68,38 @@ class Collective:
         return self.asynchronous and bool(self.gemms)
 
 
-@dataclasses.dataclass(frozen=True)
-class Event:
-    """One line of the schedule: a collective starts or ends, a GEMM runs, a loop turns."""
-
-    what: str
-    """"start", "done", "sync", "gemm" or "loop" (one with collectives inside)."""
-    collective: Collective | None = None
-    gemm: Gemm | None = None
-    body: str = ""
-    """Computation of a loop."""
-    turns: int | None = None
-    """Of a loop; None where the compiler does not know."""
-
-
 def collectives(program: Program) -> list[Collective]:
     """All collectives, computation by computation (callers first), each in the order of the schedule."""
-    return [
-        event.collective
-        for run in program.module.scheduled()
-        for event in events(program.module, run)
-        if event.what in ("start", "sync") and event.collective is not None
-    ]
+    return [found for run in program.module.scheduled() for found in _collectives(program.module, run)]
 
 
-def events(module: Module, run: Run) -> list[Event]:
-    """What happens in one computation, in the order of the schedule."""
+def _collectives(module: Module, run: Run) -> Iterator[Collective]:
     computation = run.computation
     instructions = module.computations[computation]
     by_name = {instruction.name: instruction for instruction in instructions}
-    ends = {_starter(other, by_name): i for i, other in enumerate(instructions) if _is_done(other)}
-    found: list[Event] = []
-    started: dict[str, Collective] = {}
+    ends = {starter(other, by_name): i for i, other in enumerate(instructions) if is_done(other)}
     for i, instruction in enumerate(instructions):
         kind = _kind(module, instruction)
-        if kind is not None and not _is_done(instruction):
-            end = ends.get(instruction.name, i)
-            asynchronous = end > i and '"is_sync":true' not in instruction.attributes
-            result = instructions[end].shape
-            operands = tuple(array for name in instruction.operands for array in by_name[name].shape)
-            between = tuple(g for other in instructions[i + 1 : end] for g in expert_gemms(module, other, computation))
-            collective = Collective(
-                instruction.name,
-                kind,
-                _phase(instruction, operands, result),
-                computation,
-                _payload(kind, operands, result),
-                operands,
-                result,
-                asynchronous,
-                between if asynchronous else (),
-                run.times,
-                run.turns,
-            )
-            started[instruction.name] = collective
-            found.append(Event("start" if asynchronous else "sync", collective))
-        elif _is_done(instruction) and _starter(instruction, by_name) in started:
-            collective = started[_starter(instruction, by_name)]
-            if collective.asynchronous:
-                found.append(Event("done", collective))
-        elif instruction.opcode == "while" and _communicates(module, instruction):
-            found.append(Event("loop", body=instruction.body, turns=instruction.trip_count))
-        else:
-            found += [Event("gemm", gemm=gemm) for gemm in expert_gemms(module, instruction, computation)]
-    return found
+        if kind is None or is_done(instruction):
+            continue
+        end = ends.get(instruction.name, i)
+        asynchronous = end > i and '"is_sync":true' not in instruction.attributes
+        result = instructions[end].shape
+        operands = tuple(array for name in instruction.operands for array in by_name[name].shape)
+        between = tuple(g for other in instructions[i + 1 : end] for g in expert_gemms(module, other, computation))
+        yield Collective(
+            instruction.name,
+            kind,
+            _phase(instruction, operands, result),
+            computation,
+            _payload(kind, operands, result),
+            operands,
+            result,
+            asynchronous,
+            between if asynchronous else (),
+            run.times,
+            run.turns,
+        )
 
 
 def expert_gemms(module: Module, instruction: Instruction, computation: str, turns: int = 1) -> Iterator[Gemm]:
@@ -181,20 +149,17 @@ def _kind(module: Module, instruction: Instruction) -> str | None:
     return None
 
 
-def _is_done(instruction: Instruction) -> bool:
+def is_done(instruction: Instruction) -> bool:
+    """Whether it ends what another instruction started."""
     return instruction.opcode.endswith("-done")
 
 
-def _starter(done: Instruction, by_name: dict[str, Instruction]) -> str:
+def starter(done: Instruction, by_name: dict[str, Instruction]) -> str:
     """Name of the start that a done belongs to: async-update may stand between."""
     name = done.operands[0]
     while name in by_name and by_name[name].opcode == "async-update":
         name = by_name[name].operands[0]
     return name
-
-
-def _communicates(module: Module, loop: Instruction) -> bool:
-    return any(_kind(module, inner) for inner in module.inside(loop))
 
 
 def _payload(kind: str, operands: tuple[Array, ...], result: tuple[Array, ...]) -> int:

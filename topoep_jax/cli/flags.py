@@ -1,5 +1,6 @@
 """The flags of a command, in values of their own; those of a layer's knobs come from their table."""
 
+from collections.abc import Iterable
 from typing import Any
 
 from absl import flags
@@ -64,3 +65,9 @@ class Flags(flags.FlagValues):
             note = f"unset: {knob.unset}"
         meaning = f"{knob.help}; {note}" if note else knob.help
         self.add(name, kind, meaning, default, choices=choices or knob.choices, least=knob.least)
+
+    def refuse(self, names: Iterable[str], reason: str) -> None:
+        """Raises ValueError, with this reason, if one of these flags is given."""
+        for name in names:
+            if name in self and self[name].present:
+                raise ValueError(f"--{name}={self[name].value} {reason}")

@@ -9,6 +9,7 @@ from topoep_jax.cli import fit
 from topoep_jax.cli import simulate_text as text
 from topoep_jax.cli import study as studies
 from topoep_jax.cli.flags import Flags
+from topoep_jax.cli.hardware import HARDWARE
 from topoep_jax.cli.output import check_writable, plural
 from topoep_jax.cli.simulate_text import Answer
 from topoep_jax.cli.study import Sample, Study
@@ -131,7 +132,7 @@ def _setting(values: Flags, study: Study, top_k: int, *, fitted: bool) -> Settin
 
 def _named(hardware: str) -> str:
     """A preset's name, or a file's with what it says of itself."""
-    preset = hardware in studies.HARDWARE
+    preset = hardware in HARDWARE
     note = None if preset else json.loads(Path(hardware).read_text(encoding="utf-8-sig")).get("note")
     return f"{hardware} ({note})" if note else hardware
 

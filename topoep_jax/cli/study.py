@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 
 from topoep_jax.cli.flags import Flags
+from topoep_jax.cli.hardware import HARDWARE, add_hardware, hardware_of
 from topoep_jax.cli.output import plural
 from topoep_jax.config import LayerConfig
 from topoep_jax.knobs import KNOBS
@@ -22,7 +23,6 @@ from topoep_jax.topology import Topology
 from topoep_jax.traces import Trace, TraceInfo, open_trace
 from topoep_jax.traces.reader import demand_of
 
-HARDWARE: dict[str, Callable[[], Hardware]] = {"h800": Hardware.h800, "h100": Hardware.h100}
 _MAX_SKEW = 1e6
 _OF_SYNTHETIC_DEMAND = ("skew", "tokens", "router")
 _OF_TRACES = ("domains", "num_experts", "hidden", "ffn")
@@ -134,10 +134,7 @@ def define(*, effort: str = "default", cap_factor: float | None = None) -> Flags
         values.add_knob(name, changed.get(name, getattr(LayerConfig, name)), note=note)
     what = "what the planners minimise, if they have a choice"
     values.add("objective", str, what, "bottleneck", choices=tuple(sorted(OBJECTIVES)))
-    values.add("hardware", str, f"rates: {', '.join(HARDWARE)}, or a file of `topoep measure`", "h800")
-    gbps = "with a --hardware file: Gb/s per rank and direction between domains, in place of the file's"
-    values.add("inter_gbps", int, gbps, least=1)
-    values.add("intra_gbps", int, "the same inside a domain", least=1)
+    add_hardware(values, "h800")
     return values
 
 
@@ -157,9 +154,9 @@ def from_flags(values: Flags) -> Study:
     """
     shape = None if values.model is None else SHAPES[known("model", values.model, SHAPES)]
     if values.trace is not None:
-        _refuse(values, _OF_SYNTHETIC_DEMAND, "belongs to synthetic demand, not to a --trace")
+        values.refuse(_OF_SYNTHETIC_DEMAND, "belongs to synthetic demand, not to a --trace")
         return _of_trace(values, shape)
-    _refuse(values, _OF_TRACES, "needs a --trace; a --model brings its own")
+    values.refuse(_OF_TRACES, "needs a --trace; a --model brings its own")
     if shape is None:
         raise ValueError(
             f"--model or --trace is missing: write --model={next(iter(SHAPES))}, or one of {', '.join(SHAPES)}"
@@ -279,7 +276,7 @@ def _study(
     draw: Callable[[Sequence[float | None], int], Mapping[float | None, np.ndarray]],
     top_k: int | None,
 ) -> Study:
-    hardware = _hardware(values, shape.topology.num_ranks)
+    hardware = hardware_of(values, shape.topology.num_ranks)
     _check_rates(values.hardware, hardware, shape)
     knobs = {name: getattr(values, name) for name in PLAN_KNOBS}
     capped = knobs["cap_factor"] is not None
@@ -294,20 +291,6 @@ def _study(
         **(knobs if capped else knobs | {"cap_factor": 1.0}),
     )
     return Study(name, workload, layer, capped, values.objective, samples_of_trace, draw, top_k)
-
-
-def _hardware(values: Flags, num_ranks: int) -> Hardware:
-    name = values.hardware
-    if name in HARDWARE:
-        _refuse(values, ("inter_gbps", "intra_gbps"), f"completes a measurement, but --hardware={name} is a preset")
-        return HARDWARE[name]()
-    if not pathlib.Path(name).is_file():
-        raise ValueError(f"--hardware={name} is neither a file nor one of {', '.join(HARDWARE)}")
-    hardware = Hardware.from_measurement(name, inter_gbps=values.inter_gbps, intra_gbps=values.intra_gbps)
-    if hardware.rank_speed is not None and len(hardware.rank_speed) != num_ranks:
-        # The rates of one node also serve a study of many; the speeds are of ranks that the study does not have.
-        hardware = dataclasses.replace(hardware, rank_speed=None)
-    return hardware
 
 
 def _check_rates(name: str, hardware: Hardware, shape: Shape) -> None:
@@ -350,9 +333,3 @@ def planners(names: Sequence[str]) -> list[str]:
         raise ValueError(f"--planner is empty: write all, or a list of {', '.join(PLANNERS)}")
     chosen = list(PLANNERS) if "all" in names else [known("planner", name, PLANNERS) for name in names]
     return list(dict.fromkeys(chosen))
-
-
-def _refuse(values: Flags, names: Sequence[str], reason: str) -> None:
-    for name in names:
-        if name in values and values[name].present:
-            raise ValueError(f"--{name}={values[name].value} {reason}")

@@ -13,6 +13,7 @@ from topoep_jax.experts import Matrix, packed_matrices
 from topoep_jax.plan.cost import rank_compute_ps
 from topoep_jax.plan.hardware import Hardware
 from topoep_jax.plan.problem import CostModel
+from topoep_jax.rates import Rates
 from topoep_jax.simulate.calibration import nodes_per_assignment
 from topoep_jax.simulate.program import Links, Program
 from topoep_jax.simulate.work import Work
@@ -30,9 +31,9 @@ class LayerRates:
 
     Attributes:
       hardware: rates of links and products.
-      launch_us: fixed time of a collective, in microseconds: launches and the latency of the network. An assumption.
-      plan_us: the planner's time on the way to the first dispatch. The default is what the paper measured of its own
-        (Figure 11: 337 to 455 us on 32 ranks); ours was not measured on a GPU.
+      launch_us: fixed time of a collective, in microseconds: launches and the latency of the network
+        (`topoep_jax.rates`).
+      plan_us: the planner's time on the way to the first dispatch (the same).
       once_of: K, where a token crosses to a domain once, however many of its K experts run there, and is forwarded.
         This library's layer sends each assignment by itself (0), others do not; `verdict.variations` asks what if.
       hot_permille: how much of the busiest link's excess over the mean link counts. The paper's figures imply 460
@@ -40,8 +41,8 @@ class LayerRates:
     """
 
     hardware: Hardware
-    launch_us: int = 20
-    plan_us: int = 400
+    launch_us: int = round(Rates.collective_us)
+    plan_us: int = round(Rates.plan_us)
     once_of: int = 0
     hot_permille: int = 1000
 
