@@ -1,7 +1,6 @@
 // The schedules of one rank with their memory, for tests.
 
-#ifndef TOPOEP_TESTS_CC_MADE_SCHEDULES_H_
-#define TOPOEP_TESTS_CC_MADE_SCHEDULES_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -70,5 +69,3 @@ struct MadeSchedules {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_MADE_SCHEDULES_H_

@@ -1,7 +1,6 @@
 // A team of host threads that can leave out one barrier, chosen at run time: the very same bodies, one barrier short.
 
-#ifndef TOPOEP_TESTS_CC_MUTANT_TEAM_H_
-#define TOPOEP_TESTS_CC_MUTANT_TEAM_H_
+#pragma once
 
 #include <cstdint>
 #include <cstring>
@@ -35,5 +34,3 @@ class MutantTeam : public ThreadTeamWith<MutantTeam> {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_MUTANT_TEAM_H_

@@ -1,7 +1,6 @@
 // The cost of a plan on one lane.
 
-#ifndef TOPOEP_TESTS_CC_PREDICT_H_
-#define TOPOEP_TESTS_CC_PREDICT_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -19,5 +18,3 @@ inline int64_t PredictPs(const Problem& problem, const int32_t* slot_expert, con
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_PREDICT_H_

@@ -1,7 +1,6 @@
 // Small random problems for planner `topoep`, and answers to compare.
 
-#ifndef TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
-#define TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -114,5 +113,3 @@ inline Instance RandomInstance(uint32_t seed) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_RANDOM_INSTANCE_H_

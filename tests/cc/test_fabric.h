@@ -1,7 +1,6 @@
 // A HostFabric that makes trouble: random delays, a rank that stops, and faults of the protocol that tests must catch.
 
-#ifndef TOPOEP_TESTS_CC_TEST_FABRIC_H_
-#define TOPOEP_TESTS_CC_TEST_FABRIC_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -185,5 +184,3 @@ class TestFabric {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_TEST_FABRIC_H_

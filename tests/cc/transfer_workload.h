@@ -1,7 +1,6 @@
 // Ranks that pull and push, epoch after epoch, each with a new plan, and check every byte that they get.
 
-#ifndef TOPOEP_TESTS_CC_TRANSFER_WORKLOAD_H_
-#define TOPOEP_TESTS_CC_TRANSFER_WORKLOAD_H_
+#pragma once
 
 #include <algorithm>
 #include <atomic>
@@ -264,5 +263,3 @@ class TransferRun {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_CC_TRANSFER_WORKLOAD_H_

@@ -1,7 +1,6 @@
 // One lane that counts what a block of threads would do: dependent steps, and the items each thread gets between two.
 
-#ifndef TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_
-#define TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -79,5 +78,3 @@ class CountingTeam {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_NATIVE_COUNTING_TEAM_H_

@@ -1,7 +1,6 @@
 // How deep a plan is: what a device waits for, counted while it runs on the host.
 
-#ifndef TOPOEP_TESTS_NATIVE_DEPTH_H_
-#define TOPOEP_TESTS_NATIVE_DEPTH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -19,5 +18,3 @@ struct Depth {
 Depth PlanDepth(const Problem& problem, int32_t threads);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_NATIVE_DEPTH_H_

@@ -1,8 +1,7 @@
 // A Fabric of host threads: windows on the heap, words that are atomics. For tests under ThreadSanitizer and for the
 // host twins of the transfer kernels. As on the device, what was started need not have happened before Flush().
 
-#ifndef TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_
-#define TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_
+#pragma once
 
 #include <atomic>
 #include <chrono>
@@ -215,5 +214,3 @@ inline std::string Describe(int32_t rank, const Failure& failure, std::chrono::n
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_NATIVE_HOST_FABRIC_H_

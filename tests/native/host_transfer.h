@@ -1,8 +1,7 @@
 // The transfer kernels on the host: all ranks of one call side by side on threads, through HostFabric. For tests and
 // studies of the protocol; the layer's transfers on a CPU are those of topoep_jax/transfer/api.py.
 
-#ifndef TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_
-#define TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_
+#pragma once
 
 #include <chrono>
 #include <cstdint>
@@ -38,5 +37,3 @@ std::string HostPush(const HostTransfer& call, const int32_t* slot_expert, const
 WindowShape ShapeOf(const HostTransfer& call);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TESTS_NATIVE_HOST_TRANSFER_H_

@@ -1,7 +1,6 @@
 // Solves one problem again and again where the planner is to be checked: on the GPU, or on a dry run on the host.
 
-#ifndef TOPOEP_TOOLS_GPU_PLAN_RUNNER_H_
-#define TOPOEP_TOOLS_GPU_PLAN_RUNNER_H_
+#pragma once
 
 #include <cstdint>
 #include <memory>
@@ -30,5 +29,3 @@ class PlanRunner {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TOOLS_GPU_PLAN_RUNNER_H_

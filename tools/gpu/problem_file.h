@@ -1,7 +1,6 @@
 // Planning problems and their right answers, as tools/gpu_check/problems.py writes them.
 
-#ifndef TOPOEP_TOOLS_GPU_PROBLEM_FILE_H_
-#define TOPOEP_TOOLS_GPU_PROBLEM_FILE_H_
+#pragma once
 
 #include <cstdint>
 #include <string>
@@ -28,5 +27,3 @@ struct StoredProblem : OwnedProblem {
 std::vector<StoredProblem> ReadProblems(const std::string& path);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_TOOLS_GPU_PROBLEM_FILE_H_

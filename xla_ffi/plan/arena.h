@@ -1,7 +1,6 @@
 // Lays out working memory: the same code measures it, then hands out its parts, on the host and for a device.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_ARENA_H_
-#define TOPOEP_XLA_FFI_PLAN_ARENA_H_
+#pragma once
 
 #include <cstdint>
 
@@ -41,5 +40,3 @@ class Arena {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_ARENA_H_

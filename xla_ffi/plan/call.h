@@ -1,8 +1,7 @@
 // One call of target topoep_plan, the same on every platform. A handler binds it with BindPlanCall(), reads it with
 // PlanCall::Read(), and solves.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_CALL_H_
-#define TOPOEP_XLA_FFI_PLAN_CALL_H_
+#pragma once
 
 #include <cstdint>
 #include <optional>
@@ -57,5 +56,3 @@ auto BindPlanCall(Binding binding) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_CALL_H_

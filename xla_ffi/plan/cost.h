@@ -1,7 +1,6 @@
 // Predicted time of a plan, as bodies for any team; topoep_jax/plan/cost.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_COST_H_
-#define TOPOEP_XLA_FFI_PLAN_COST_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -112,5 +111,3 @@ TOPOEP_STAGE int64_t PredictPs(Team& team, const Problem& problem, const Domains
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_COST_H_

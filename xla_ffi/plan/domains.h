@@ -1,7 +1,6 @@
 // The ranks of each domain, as arrays that any team can read.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_DOMAINS_H_
-#define TOPOEP_XLA_FFI_PLAN_DOMAINS_H_
+#pragma once
 
 #include <cstdint>
 #include <vector>
@@ -44,5 +43,3 @@ class DomainTable {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_DOMAINS_H_

@@ -1,7 +1,6 @@
 // The last step of every planner: slots in order, loads, status; topoep_jax/plan/finish.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_FINISH_H_
-#define TOPOEP_XLA_FFI_PLAN_FINISH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -91,5 +90,3 @@ TOPOEP_BODY void Refuse(Team& team, const Problem& problem, const Plan& plan) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_FINISH_H_

@@ -1,7 +1,6 @@
 // A workspace in memory of the host.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
-#define TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_
+#pragma once
 
 #include <cstddef>
 #include <cstdint>
@@ -46,5 +45,3 @@ class HostWorkspace {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_HOST_WORKSPACE_H_

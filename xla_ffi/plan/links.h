@@ -1,7 +1,6 @@
 // Bytes between ranks by class of link, and their time; topoep_jax/plan/links.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_LINKS_H_
-#define TOPOEP_XLA_FFI_PLAN_LINKS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -91,5 +90,3 @@ class Links {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_LINKS_H_

@@ -1,8 +1,7 @@
 // Small arithmetic for bodies on any team, where std::min() and its like cannot be called without flags of the
 // compiler.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_MATH_H_
-#define TOPOEP_XLA_FFI_PLAN_MATH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -40,5 +39,3 @@ TOPOEP_BODY int32_t FindFirst(int32_t n, TakesPart takes_part, IsBetter is_bette
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_MATH_H_

@@ -1,7 +1,6 @@
 // A planning problem that owns what it points to, and its attributes: how Python passes one, to every program here.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_OWNED_PROBLEM_H_
-#define TOPOEP_XLA_FFI_PLAN_OWNED_PROBLEM_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -42,5 +41,3 @@ using Attributes = std::map<std::string, std::vector<int64_t>>;
 std::string ReadProblem(const Attributes& attributes, OwnedProblem& problem);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_OWNED_PROBLEM_H_

@@ -4,8 +4,7 @@
 // one instance of an expert in each domain, so that the even split needs no list of holders. Stage 2 runs in all
 // domains side by side, for their ranks are disjoint.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_PAPER_H_
-#define TOPOEP_XLA_FFI_PLAN_PAPER_H_
+#pragma once
 
 #include <cstdint>
 
@@ -259,5 +258,3 @@ TOPOEP_BODY void PaperPlan(Team& team, const Context& context, const PaperMemory
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_PAPER_H_

@@ -1,7 +1,6 @@
 // The planner on a GPU: three kernels around the bodies of solve.h, after some that write the problem's tables.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
-#define TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_
+#pragma once
 
 #include "xla_ffi/plan/problem.h"
 
@@ -19,5 +18,3 @@ namespace topoep {
 const char* LaunchPlan(const Problem& problem, const Plan& plan, void* scratch, CUstream_st* stream);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_PLAN_CUDA_H_

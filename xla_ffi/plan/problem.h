@@ -4,8 +4,7 @@
 // R ranks, E experts, P = E/R mains per rank, N slots per rank, J = P + N instances per rank (mains first). Names and
 // laws are those of topoep_jax/plan/types.py. Everything is row-major.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_PROBLEM_H_
-#define TOPOEP_XLA_FFI_PLAN_PROBLEM_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ struct Plan {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_PROBLEM_H_

@@ -1,7 +1,6 @@
 // What the pulls of a plan cost, without a list of copies; topoep_jax/plan/pulls.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_PULLS_H_
-#define TOPOEP_XLA_FFI_PLAN_PULLS_H_
+#pragma once
 
 #include <cstdint>
 
@@ -157,5 +156,3 @@ TOPOEP_BODY int64_t PullPs(Team& team, const Problem& problem, const Domains& do
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_PULLS_H_

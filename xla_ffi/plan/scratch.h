@@ -1,8 +1,7 @@
 // Working memory of the planner on a device: tables, then the workspace. It is laid out on the host, in the same way
 // for the program that reserves it and for the handler that uses it.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_SCRATCH_H_
-#define TOPOEP_XLA_FFI_PLAN_SCRATCH_H_
+#pragma once
 
 #include <algorithm>
 #include <cstddef>
@@ -91,5 +90,3 @@ inline int64_t PlanScratchBytes(const Problem& problem) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_SCRATCH_H_

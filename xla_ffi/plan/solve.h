@@ -2,8 +2,7 @@
 // entry on any number of teams side by side, Conclude() on one team. The host runs all three on one team, a device as
 // three kernels with a block for each entry.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_SOLVE_H_
-#define TOPOEP_XLA_FFI_PLAN_SOLVE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -149,5 +148,3 @@ TOPOEP_BODY void Conclude(Team& team, const Problem& problem, const Workspace& w
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_SOLVE_H_

@@ -3,8 +3,7 @@
 // Solve() is a pure function of the problem. It neither throws nor keeps state, so any number of threads may call it.
 // Demand that is negative or sums to 2^31 or more gives kBadInput | kEmpty, no replica and no quota.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_SOLVER_H_
-#define TOPOEP_XLA_FFI_PLAN_SOLVER_H_
+#pragma once
 
 #include "xla_ffi/plan/problem.h"
 
@@ -13,5 +12,3 @@ namespace topoep {
 void Solve(const Problem& problem, const Plan& plan);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_SOLVER_H_

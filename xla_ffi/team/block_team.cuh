@@ -13,8 +13,7 @@
 // Where there are fewer segments than warps, each segment gets an equal share of the warps. Two uses of the partials in
 // a row take different halves, so that a warp may read its half while others fill the next.
 
-#ifndef TOPOEP_XLA_FFI_TEAM_BLOCK_TEAM_CUH_
-#define TOPOEP_XLA_FFI_TEAM_BLOCK_TEAM_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -207,5 +206,3 @@ class BlockTeam {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TEAM_BLOCK_TEAM_CUH_

@@ -17,8 +17,7 @@
 // A body must be uniform: every lane makes the same calls in the same order. One Sync(), ArgMax(), ArgMaxEach() or
 // ScanEach() is one dependent step.
 
-#ifndef TOPOEP_XLA_FFI_TEAM_TEAM_H_
-#define TOPOEP_XLA_FFI_TEAM_TEAM_H_
+#pragma once
 
 #include <cstdint>
 #include <limits>
@@ -108,5 +107,3 @@ class SerialTeam {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TEAM_TEAM_H_

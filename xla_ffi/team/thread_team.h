@@ -1,7 +1,6 @@
 // A team of host threads: for tests under ThreadSanitizer, and for plans of one candidate on several cores.
 
-#ifndef TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
-#define TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_
+#pragma once
 
 #include <atomic>
 #include <cstdint>
@@ -122,5 +121,3 @@ void RunThreads(int32_t size, Body body) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TEAM_THREAD_TEAM_H_

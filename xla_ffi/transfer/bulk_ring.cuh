@@ -2,8 +2,7 @@
 // A load ends at the mbarrier of its stage, a store with its bulk group. The ring stays full from one copy to the next;
 // Drain() ends them all. Inline PTX, because CUDA 12.4's headers do not wrap these instructions yet.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_BULK_RING_CUH_
-#define TOPOEP_XLA_FFI_TRANSFER_BULK_RING_CUH_
+#pragma once
 
 #include <cstdint>
 
@@ -99,5 +98,3 @@ class BulkRing {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_BULK_RING_CUH_

@@ -41,8 +41,7 @@
 //
 // Nothing here knows of experts, so that kernels that move tokens can use it too: they add windows and words.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_FABRIC_H_
-#define TOPOEP_XLA_FFI_TRANSFER_FABRIC_H_
+#pragma once
 
 #include <cstdint>
 
@@ -121,5 +120,3 @@ struct Failure {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_FABRIC_H_

@@ -9,8 +9,7 @@
 //
 // Thread 0 does what is done once for a block. A group whose ranks are all in one LSA team runs kernels without GIN.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_NCCL_FABRIC_CUH_
-#define TOPOEP_XLA_FFI_TRANSFER_NCCL_FABRIC_CUH_
+#pragma once
 
 #include <nccl.h>
 #include <nccl_device.h>
@@ -277,5 +276,3 @@ class NcclFabric {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_NCCL_FABRIC_CUH_

@@ -1,7 +1,6 @@
 // What schedules of transfers are told of a layer, and which placements of its replicas are legal.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_PLACEMENT_H_
-#define TOPOEP_XLA_FFI_TRANSFER_PLACEMENT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -39,5 +38,3 @@ TOPOEP_BODY inline Flaw FlawOf(const RankLayer& layer, const int32_t* slot_exper
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_PLACEMENT_H_

@@ -27,8 +27,7 @@
 // A worker brings the same part of every slot's row, whatever the slices, so that step 5 reads only what the worker
 // itself got, or what a putter's signal announced.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_PULL_H_
-#define TOPOEP_XLA_FFI_TRANSFER_PULL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -190,5 +189,3 @@ TOPOEP_BODY bool PullReplicas(Fabric& fabric, const PullSchedule& schedule, cons
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_PULL_H_

@@ -6,8 +6,7 @@
 // stripe: row q of the window is for the domain's q-th replicated expert, and stays unused where the expert has no
 // slice to keep.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
-#define TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -265,5 +264,3 @@ TOPOEP_BODY void MakePullSchedule(Team& team, const Problem& problem, const Doma
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_PULL_SCHEDULE_H_

@@ -18,8 +18,7 @@
 //
 // Worker w adds columns of its own of every piece, so that the order of additions is the same on any number of workers.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_PUSH_H_
-#define TOPOEP_XLA_FFI_TRANSFER_PUSH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -167,5 +166,3 @@ TOPOEP_BODY bool PushGradients(Fabric& fabric, const PushSchedule& schedule, con
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_PUSH_H_

@@ -6,8 +6,7 @@
 // up to (k + 1) x piece of the gradient, where piece = floor(half / C) at a grain. So the staging holds any plan's
 // gradients.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_PUSH_SCHEDULE_H_
-#define TOPOEP_XLA_FFI_TRANSFER_PUSH_SCHEDULE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -105,5 +104,3 @@ TOPOEP_BODY void MakePushSchedule(Team& team, const int32_t* slot_expert, const 
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_PUSH_SCHEDULE_H_

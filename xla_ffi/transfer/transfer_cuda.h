@@ -26,8 +26,7 @@
 // as after a time-out. A group that is missing, closed, of another size or made for compilation only is
 // FailedPrecondition, and says which and what to do. A shape that does not fit the group's windows is InvalidArgument.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
-#define TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 
@@ -58,5 +57,3 @@ cudaError_t LaunchPush(const Group& group, const LayerShape& layer, const int32_
                        float* main_grads, TurnToken turn, cudaStream_t stream);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_TRANSFER_CUDA_H_

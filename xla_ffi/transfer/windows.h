@@ -1,7 +1,6 @@
 // Sizes and places inside the symmetric windows.
 
-#ifndef TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
-#define TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_
+#pragma once
 
 #include <array>
 #include <cstdint>
@@ -101,5 +100,3 @@ inline WindowShape ShapeOf(const Problem& problem, int64_t expert_bytes, int64_t
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSFER_WINDOWS_H_

@@ -1,7 +1,6 @@
 // What the kernels of one rank know of their group: passed to them by value, valid while its Group lives.
 
-#ifndef TOPOEP_XLA_FFI_TRANSPORT_DEVICE_GROUP_H_
-#define TOPOEP_XLA_FFI_TRANSPORT_DEVICE_GROUP_H_
+#pragma once
 
 #include <nccl.h>
 #include <nccl_device/host.h>
@@ -39,5 +38,3 @@ struct DeviceGroup {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSPORT_DEVICE_GROUP_H_

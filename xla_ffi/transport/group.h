@@ -4,8 +4,7 @@
 // others, which wait for it in NCCL, get an error; where one only stays away they give up after kConnectPatience.
 // Handlers look groups up and never make them.
 
-#ifndef TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
-#define TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_
+#pragma once
 
 #include <cuda_runtime_api.h>
 #include <nccl.h>
@@ -107,5 +106,3 @@ std::shared_ptr<Group> FindGroup(int64_t id, int32_t device);  // null if unknow
 std::shared_ptr<Group> TakeGroup(int64_t id, int32_t device);  // and forgets it
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSPORT_GROUP_H_

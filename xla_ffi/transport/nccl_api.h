@@ -1,8 +1,7 @@
 // NCCL through a table of functions that is filled at run time: the library has no NCCL among its dependencies, so it
 // loads on a machine without one, and the process shares the copy that XLA has loaded.
 
-#ifndef TOPOEP_XLA_FFI_TRANSPORT_NCCL_API_H_
-#define TOPOEP_XLA_FFI_TRANSPORT_NCCL_API_H_
+#pragma once
 
 #include <nccl.h>
 #include <nccl_device/host.h>
@@ -35,5 +34,3 @@ const NcclApi* LoadNccl(const char* path, std::string* error);
 std::string VersionText(int version);
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSPORT_NCCL_API_H_

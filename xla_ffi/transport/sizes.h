@@ -1,7 +1,6 @@
 // Bytes that a group needs on every rank, from what is known before any plan. On the host; no CUDA, no NCCL.
 
-#ifndef TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_
-#define TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_
+#pragma once
 
 #include <algorithm>
 #include <array>
@@ -63,5 +62,3 @@ inline GroupSizes SizesOf(const std::vector<int32_t>& domain_of_rank, const Laye
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_TRANSPORT_SIZES_H_

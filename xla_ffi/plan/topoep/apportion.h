@@ -1,8 +1,7 @@
 // Whole rows of several sources over several takers, both sums given; topoep_jax/plan/topoep/apportion.py is the same
 // in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_APPORTION_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_APPORTION_H_
+#pragma once
 
 #include <cstdint>
 
@@ -85,5 +84,3 @@ TOPOEP_BODY void Apportion(Team& team, const Context& context, int32_t num_jobs,
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_APPORTION_H_

@@ -1,7 +1,6 @@
 // Builds one candidate and runs its phases; topoep_jax/plan/topoep/candidate.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_CANDIDATE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_CANDIDATE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -82,5 +81,3 @@ TOPOEP_STAGE void RunCandidate(Team& team, const Context& context, const Effort&
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_CANDIDATE_H_

@@ -1,7 +1,6 @@
 // What every candidate reads; topoep_jax/plan/topoep/context.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_
+#pragma once
 
 #include <algorithm>
 #include <cstdint>
@@ -147,5 +146,3 @@ TOPOEP_STAGE void Prepare(Team& team, const Context& context) {
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_CONTEXT_H_

@@ -1,7 +1,6 @@
 // How hard planner `topoep` searches; topoep_jax/plan/topoep/effort.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_EFFORT_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_EFFORT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -42,5 +41,3 @@ struct Effort {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_EFFORT_H_

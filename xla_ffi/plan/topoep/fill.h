@@ -1,7 +1,6 @@
 // Fills the slots of every domain on its own; topoep_jax/plan/topoep/fill.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_H_
+#pragma once
 
 #include <cstdint>
 
@@ -76,5 +75,3 @@ TOPOEP_STAGE void Fill(Team& team, const Context& context, const Selection& sele
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_H_

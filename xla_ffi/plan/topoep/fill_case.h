@@ -1,7 +1,6 @@
 // One domain filled in one way; topoep_jax/plan/topoep/fill_case.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_CASE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_CASE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -321,5 +320,3 @@ class FillCase {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_FILL_CASE_H_

@@ -1,8 +1,7 @@
 // Busy ranks hand rows to ranks with room, one move after the other; topoep_jax/plan/topoep/greedy.py is the same in
 // NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_GREEDY_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_GREEDY_H_
+#pragma once
 
 #include <cstdint>
 
@@ -115,5 +114,3 @@ TOPOEP_STAGE void Greedy(Team& team, const Context& context, const Candidate& ca
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_GREEDY_H_

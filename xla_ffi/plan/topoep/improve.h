@@ -1,7 +1,6 @@
 // Rounds that move rows between a plan's instances; topoep_jax/plan/topoep/improve.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -328,5 +327,3 @@ class Improver {
 };
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_IMPROVE_H_

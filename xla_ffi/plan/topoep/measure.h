@@ -1,7 +1,6 @@
 // What the quotas of a plan add up to; topoep_jax/plan/topoep/measure.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_MEASURE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_MEASURE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -181,5 +180,3 @@ TOPOEP_STAGE void FindBest(Team& team, const Context& context, const Holders& ho
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_MEASURE_H_

@@ -1,7 +1,6 @@
 // Small problems: one slot is changed at a time; topoep_jax/plan/topoep/refine.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -79,5 +78,3 @@ TOPOEP_STAGE Worth Refine(Team& team, const Context& context, const Effort& effo
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_REFINE_H_

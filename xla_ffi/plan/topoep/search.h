@@ -1,7 +1,6 @@
 // Builds every candidate, improves it, and chooses; topoep_jax/plan/topoep/search.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_
+#pragma once
 
 #include <cstdint>
 
@@ -128,5 +127,3 @@ TOPOEP_STAGE Worth RefineBest(Team& team, const Context& context, const Effort& 
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SEARCH_H_

@@ -1,7 +1,6 @@
 // Which remote experts each domain serves itself; topoep_jax/plan/topoep/select.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -75,5 +74,3 @@ TOPOEP_STAGE void Select(Team& team, const Context& context, const Candidate& ca
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SELECT_H_

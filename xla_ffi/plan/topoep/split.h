@@ -1,7 +1,6 @@
 // From the rows of instances to quotas; topoep_jax/plan/topoep/split.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SPLIT_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SPLIT_H_
+#pragma once
 
 #include <cstdint>
 
@@ -122,5 +121,3 @@ TOPOEP_STAGE void Split(Team& team, const Context& context, const Selection& sel
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SPLIT_H_

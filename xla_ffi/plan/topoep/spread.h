@@ -1,7 +1,6 @@
 // Busy ranks spill over to ranks with room, by intervals; topoep_jax/plan/topoep/spread.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_
+#pragma once
 
 #include <cstdint>
 
@@ -272,5 +271,3 @@ TOPOEP_STAGE void Spread(Team& team, const Context& context, int64_t permille, c
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_SPREAD_H_

@@ -1,7 +1,6 @@
 // One plan under construction; topoep_jax/plan/topoep/state.py is the same in NumPy.
 
-#ifndef TOPOEP_XLA_FFI_PLAN_TOPOEP_STATE_H_
-#define TOPOEP_XLA_FFI_PLAN_TOPOEP_STATE_H_
+#pragma once
 
 #include <cstdint>
 
@@ -69,5 +68,3 @@ TOPOEP_STAGE void CopyState(Team& team, const Context& context, const State& fro
 }
 
 }  // namespace topoep
-
-#endif  // TOPOEP_XLA_FFI_PLAN_TOPOEP_STATE_H_
