@@ -10,7 +10,7 @@ from tests.support.cases import Case, named
 from tests.support.generator import biased_demand
 from tests.support.make_milp_suite import FAMILIES, SUITE
 from topoep_jax.plan import CostModel, picoseconds, reference
-from topoep_jax.plan.bounds import lp_load_bound, lp_quota_bound, milp_optimum
+from topoep_jax.plan.bounds import lp_quota_bound, milp_optimum
 from topoep_jax.plan.cost import OBJECTIVES, predict_ps
 from topoep_jax.plan.finish import finish
 from topoep_jax.plan.laws import check_plan
@@ -171,7 +171,7 @@ def test_the_stored_suite_is_sound():
 
 @pytest.mark.parametrize("skew", [-1, -4])
 def test_best_quotas_of_a_full_size_placement(skew):
-    """The programs agree on the order: free traffic, the plan's traffic, the plan itself."""
+    """The best quotas of a plan's placement are no slower than the plan, and all but attained in whole rows."""
     case = named("qwen3_30b")
     quick = Case("quick", case.topology, 128, 8, case.hidden, case.ffn, tokens=512)
     omega, problem = biased_demand(quick, [skew], 0)[skew], case.problem()
@@ -180,31 +180,11 @@ def test_best_quotas_of_a_full_size_placement(skew):
     assert found["status"] == "optimal"
     assert found["bound_ps"] <= found["objective_ps"] <= int(picoseconds(plan.predicted_ps))
     assert found["objective_ps"] <= 1.01 * found["bound_ps"]
-    crosses = case.topology.crosses_domains()
-    share = plan.quota.sum(axis=2)[crosses].sum() / omega.sum()
-    free = lp_load_bound(plan.slot_expert, omega, problem)
-    held = lp_load_bound(plan.slot_expert, omega, problem, max_inter_domain=share)
-    imbalance = plan.rank_load.max() / plan.rank_load.mean()
-    assert 1 <= free["imbalance"] <= held["imbalance"] + 1e-6 <= imbalance + 2e-6
-    assert held["inter_domain"] <= share + 1e-6
-
-
-def test_load_bound_by_hand():
-    """Expert 0 has 12 rows and a replica in the other domain; half of the demand comes from there."""
-    omega, problem = np.array([[6, 0], [6, 0]]), question((0, 1), 2)
-    alone, both = np.array([[-1], [-1]]), np.array([[-1], [0]])
-    assert lp_load_bound(alone, omega, problem)["max_load"] == pytest.approx(12)
-    assert lp_load_bound(both, omega, problem) == pytest.approx({"max_load": 6, "imbalance": 1, "inter_domain": 0})
-    skewed = np.array([[9, 0], [3, 0]])
-    assert lp_load_bound(both, skewed, problem)["max_load"] == pytest.approx(6)
-    assert lp_load_bound(both, skewed, problem, max_inter_domain=0)["max_load"] == pytest.approx(9)
-    assert lp_load_bound(both, skewed, problem, max_inter_domain=1 / 12)["max_load"] == pytest.approx(8)
 
 
 def test_no_demand():
     omega, problem = np.zeros((2, 2), int), question((0, 1), 2)
     assert milp_optimum(omega, problem)["objective_ps"] == 0
-    assert lp_load_bound(np.array([[-1], [-1]]), omega, problem)["imbalance"] == 1
 
 
 def test_bad_questions():
@@ -212,5 +192,3 @@ def test_bad_questions():
     for option in ({"instance_ps": 1}, {"tile_rows": 8}, {"pulls": "striped"}):
         with pytest.raises(ValueError, match=f"{next(iter(option))}=.*bounds are known for"):
             milp_optimum(omega, question((0, 1), 2, cost=CostModel(1, 1, 1, 1, 1, **option)))
-    with pytest.raises(ValueError, match="max_inter_domain=0"):
-        lp_load_bound(np.array([[-1], [-1]]), omega, question((0, 1), 2), max_inter_domain=0)

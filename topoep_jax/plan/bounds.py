@@ -34,20 +34,6 @@ class Bound(TypedDict):
     status: str
 
 
-class LoadBound(TypedDict):
-    """What `lp_load_bound` found.
-
-    Attributes:
-      max_load: rows on the busiest rank.
-      imbalance: the same over the mean load; 1 where there is no load.
-      inter_domain: share of the rows that cross domains.
-    """
-
-    max_load: float
-    imbalance: float
-    inter_domain: float
-
-
 def milp_optimum(
     omega: np.ndarray, problem: Problem, *, time_limit: float | None = None, mip_rel_gap: float = 1e-3
 ) -> Bound:
@@ -80,53 +66,6 @@ def lp_quota_bound(slot_expert: np.ndarray, omega: np.ndarray, problem: Problem)
     program = _Program(omega, problem, _placed_replicas(slot_expert, omega))
     result = program.solve(placement_is_free=False)
     return program.bound(result, result.fun)
-
-
-def lp_load_bound(
-    slot_expert: np.ndarray, omega: np.ndarray, problem: Problem, *, max_inter_domain: float = 1.0
-) -> LoadBound:
-    """The lowest load of the busiest rank that quotas can give the placement `slot_expert` (int [R, N], -1 = empty).
-
-    Args:
-      slot_expert: the placement.
-      omega: int [R, E], demand.
-      problem: the question; only topology and sizes are read.
-      max_inter_domain: largest share of the rows that may cross domains; one that `slot_expert` allows.
-
-    Raises:
-      ImportError: SciPy is missing.
-      ValueError: the placement needs more traffic than `max_inter_domain`.
-    """
-    domain = np.array(problem.topology.domain_of_rank)
-    num_ranks, num_experts = np.shape(omega)
-    demand = np.zeros((problem.topology.num_domains, num_experts))
-    np.add.at(demand, domain, omega)  # sources of a domain are alike where only domains count
-    rank, expert = np.nonzero(_placed_replicas(slot_expert, omega))
-    rank = np.concatenate([problem.main_rank(), rank])
-    expert = np.concatenate([np.arange(num_experts), expert])
-    source, instance = np.nonzero(demand[:, expert])
-    rank, expert = rank[instance], expert[instance]
-    total = float(demand.sum())
-    crossing = np.flatnonzero(source != domain[rank])
-
-    rows = np.arange(source.size)
-    program = _Rows(source.size + 1)
-    program.require(demand.ravel(), demand.ravel(), (1, source * num_experts + expert, rows))
-    busiest = np.full(num_ranks, source.size)
-    program.require_at_most(np.zeros(num_ranks), (1, rank, rows), (-1, np.arange(num_ranks), busiest))
-    program.require_at_most(np.array([max_inter_domain * total]), (1, np.zeros_like(crossing), crossing))
-    cost = np.zeros(source.size + 1)
-    cost[-1] = 1
-    result = program.minimize(cost, np.zeros(cost.size), np.full(cost.size, np.inf), np.zeros(cost.size), {})
-    if result.x is None:
-        raise ValueError(
-            f"max_inter_domain={max_inter_domain} is less than this placement needs: use the share of one of its plans"
-        )
-    return LoadBound(
-        max_load=float(result.fun),
-        imbalance=float(result.fun) * num_ranks / total if total else 1.0,
-        inter_domain=float(result.x[crossing].sum()) / max(total, 1.0),
-    )
 
 
 def _legal_replicas(omega: np.ndarray, problem: Problem) -> np.ndarray:

@@ -9,8 +9,8 @@ import pytest
 from tests.support.cases import named, tagged
 from tests.support.generator import GOOD_KINDS, about, biased_demand, small_demand
 from topoep_jax.plan.baselines import BASELINES
-from topoep_jax.plan.baselines.common import quota_in_proportion
-from topoep_jax.plan.baselines.echo import clone, spill
+from topoep_jax.plan.baselines.common import quota_in_proportion, spilled_rows
+from topoep_jax.plan.baselines.echo import clone
 from topoep_jax.plan.baselines.lplb import least_max_load, mirror_graph
 from topoep_jax.plan.baselines.metro import activate
 from topoep_jax.plan.baselines.placemoe import allocate
@@ -58,7 +58,7 @@ def test_clones_fill_cold_ranks_to_the_mean_at_most(case, omega):
 
 def test_echo_by_hand():
     load = np.array([10, 2, 1, 1, 0, 4])  # ranks with 12, 2 and 4 rows, mean 6
-    assert spill(load, 3, 6).tolist() == [6, 0, 0, 0, 0, 0]
+    assert spilled_rows(load, 3, 6).tolist() == [6, 0, 0, 0, 0, 0]
     assert clone(np.array([6, 0, 3, 0, 0, 0]), np.array([0, 4, 5]), 1)[[0, 2]].tolist() == [[0, 0, 5], [0, 3, 0]]
     assert clone(np.array([6, 0, 3, 0, 0, 0]), np.array([0, 4, 5]), 2)[[0, 2]].tolist() == [[0, 1, 5], [0, 3, 0]]
 

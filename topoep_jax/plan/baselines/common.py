@@ -89,3 +89,13 @@ def draft_of_quota(quota: np.ndarray, problem: Problem) -> Draft:
     """The draft whose replicas are the instances that execute rows; mains stay where they are."""
     is_main = problem.main_rank() == np.arange(problem.topology.num_ranks)[:, None]
     return Draft(is_main | (quota.sum(axis=2).T > 0), quota)
+
+
+def spilled_rows(load: np.ndarray, num_ranks: int, capacity: float) -> np.ndarray:
+    """[E], in the dtype of `capacity`: rows that do not fit each expert's home rank, lighter experts served first."""
+    local = load.reshape(num_ranks, -1)
+    order = np.argsort(local, axis=1, kind="stable")
+    above = np.maximum(np.take_along_axis(local, order, axis=1).cumsum(axis=1) - capacity, 0)
+    spilled = np.zeros_like(above)
+    np.put_along_axis(spilled, order, np.diff(above, axis=1, prepend=0), axis=1)
+    return spilled.ravel()

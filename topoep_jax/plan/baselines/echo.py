@@ -21,7 +21,7 @@ Departures:
 
 import numpy as np
 
-from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion
+from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion, spilled_rows
 from topoep_jax.plan.problem import Draft, Problem
 from topoep_jax.plan.topoep.apportion import overlap
 
@@ -32,18 +32,8 @@ def echo(omega: np.ndarray, problem: Problem) -> Draft:
     num_ranks = problem.topology.num_ranks
     mean = int(load.sum()) // num_ranks
     spare = np.maximum(mean - load.reshape(num_ranks, -1).sum(axis=1), 0)
-    moved = clone(spill(load, num_ranks, mean), spare, problem.num_slots)
+    moved = clone(spilled_rows(load, num_ranks, mean), spare, problem.num_slots)
     return draft_of_quota(quota_in_proportion(moved, omega, problem), problem)
-
-
-def spill(load: np.ndarray, num_ranks: int, capacity: int) -> np.ndarray:
-    """int64 [E]: rows of each expert that do not fit its home rank, lighter experts served first; `load` is [E]."""
-    local = load.reshape(num_ranks, -1)
-    order = np.argsort(local, axis=1, kind="stable")
-    above = np.maximum(np.take_along_axis(local, order, axis=1).cumsum(axis=1) - capacity, 0)
-    spilled = np.zeros_like(local)
-    np.put_along_axis(spilled, order, np.diff(above, axis=1, prepend=0), axis=1)
-    return spilled.ravel()
 
 
 def clone(spilled: np.ndarray, spare: np.ndarray, num_slots: int) -> np.ndarray:

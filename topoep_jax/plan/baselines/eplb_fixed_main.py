@@ -28,12 +28,16 @@ from topoep_jax.plan.problem import Draft, Problem, none
 
 def eplb_fixed_main(omega: np.ndarray, problem: Problem) -> Draft:
     """Adds copies inside each domain; every instance of an expert executes an equal share of its rows."""
-    load = omega.sum(axis=0)
-    holds = none(omega, problem).holds
+    return draft_of_rows(split_evenly(omega.sum(axis=0), copied(omega, problem)), omega, problem)
+
+
+def copied(omega: np.ndarray, problem: Problem) -> np.ndarray:
+    """bool [R, E], who holds what after steps 1 to 3."""
+    load, holds = omega.sum(axis=0), none(omega, problem).holds
     for domain in range(problem.topology.num_domains):
         for rank, expert in place_copies(load, problem, domain):
             holds[rank, expert] = True
-    return draft_of_rows(split_evenly(load, holds), omega, problem)
+    return holds
 
 
 def place_copies(load: np.ndarray, problem: Problem, domain: int) -> list[tuple[int, int]]:

@@ -17,20 +17,16 @@ Departures:
 import numpy as np
 
 from topoep_jax.plan.baselines.common import draft_of_rows
-from topoep_jax.plan.baselines.eplb_fixed_main import place_copies
-from topoep_jax.plan.problem import Draft, Problem, none
+from topoep_jax.plan.baselines.eplb_fixed_main import copied
+from topoep_jax.plan.problem import Draft, Problem
 
 
 def metro(omega: np.ndarray, problem: Problem) -> Draft:
     """Each expert runs on one of its ranks, such that few experts are active on any rank."""
     load = omega.sum(axis=0)
-    holds = none(omega, problem).holds
-    for domain in range(problem.topology.num_domains):
-        for rank, expert in place_copies(load, problem, domain):
-            holds[rank, expert] = True
     rows = np.zeros((problem.num_experts, problem.topology.num_ranks), np.int64)
     experts = np.arange(problem.num_experts)
-    rows[experts, activate(load, holds)] = load
+    rows[experts, activate(load, copied(omega, problem))] = load
     return draft_of_rows(rows, omega, problem)
 
 

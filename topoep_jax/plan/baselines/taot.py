@@ -25,7 +25,7 @@ Departures:
 
 import numpy as np
 
-from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion
+from topoep_jax.plan.baselines.common import draft_of_quota, quota_in_proportion, spilled_rows
 from topoep_jax.plan.problem import Draft, Problem
 
 SINKHORN_ROUNDS = 50
@@ -54,7 +54,7 @@ def clone(load: np.ndarray, same_domain: np.ndarray, inter_cost: float, num_slot
     bonus = alpha * np.where(same_domain, 1, 1 / inter_cost)[home]
     hint = 0.1 * alpha * flow[home] / np.maximum(excess[home], 1)[:, None]
     preference = np.round(bonus + hint, 6)  # experts of one domain often tie, but for rounding errors
-    return _match(_spill(load, num_ranks, mean), room, preference, num_slots)
+    return _match(spilled_rows(load, num_ranks, mean), room, preference, num_slots)
 
 
 def transport(excess: np.ndarray, room: np.ndarray, kernel: np.ndarray) -> np.ndarray:
@@ -67,16 +67,6 @@ def transport(excess: np.ndarray, room: np.ndarray, kernel: np.ndarray) -> np.nd
     flow = out[:, None] * kernel * to
     fitted: np.ndarray = flow * np.minimum(room / np.maximum(flow.sum(axis=0), TINY), 1)
     return fitted
-
-
-def _spill(load: np.ndarray, num_ranks: int, mean: float) -> np.ndarray:
-    """float [E]: rows of each expert above its home's share of `mean`, lighter experts served first."""
-    local = load.reshape(num_ranks, -1)
-    order = np.argsort(local, axis=1, kind="stable")
-    above = np.maximum(np.take_along_axis(local, order, axis=1).cumsum(axis=1) - mean, 0)
-    spilled = np.zeros(local.shape)
-    np.put_along_axis(spilled, order, np.diff(above, axis=1, prepend=0), axis=1)
-    return spilled.ravel()
 
 
 def _match(spill: np.ndarray, room: np.ndarray, preference: np.ndarray, num_slots: int) -> np.ndarray:
