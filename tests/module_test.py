@@ -223,14 +223,16 @@ def test_drop_keeps_what_fits_and_counts_the_rest():
     assert all_metrics.dropped_rows[0] == 0
     assert metrics.dropped_rows[0] == metrics.overflow_rows[0] == all_metrics.overflow_rows[0] > 0
     assert metrics.passes[0] == 1 < all_metrics.passes[0]
-    # Without replicas a rank serves its experts in order, sources ascending: the first rows fit, the rest are dropped.
+    # Without replicas a rank serves its experts in order, sources of its own node first: the first rows fit, the
+    # rest are dropped.
     kept = np.array(chosen)
     (buffer_rows,) = program.config.window_rows(32 * 3)
     for rank in range(8):
         row = 0
         for expert in (2 * rank, 2 * rank + 1):
             row = -(-row // 4) * 4
-            for assignment in np.flatnonzero(kept.reshape(-1) == expert):
+            asked = np.flatnonzero(kept.reshape(-1) == expert)
+            for assignment in sorted(asked, key=lambda a: (a // kept[0].size // 32 // 4 != rank // 4, a)):
                 if row >= buffer_rows:
                     kept.reshape(-1)[assignment] = -2
                 row += 1

@@ -17,6 +17,7 @@ from jax.sharding import PartitionSpec as P
 from tests.support.dense import dense_layer
 from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
 from topoep_jax._arrays import zeros_after
+from topoep_jax.dispatch import Rails
 from topoep_jax.dispatch import api as dispatch_api
 from topoep_jax.transfer import api as transfer_api
 
@@ -126,7 +127,21 @@ PROGRAMS = [
 ]
 
 
+# Tokens that cross to a domain once, wherever there are several of one size.
+HOPS = [
+    dataclasses.replace(
+        program, name=f"{program.name}_{exchange}", config=dataclasses.replace(program.config, exchange=exchange)
+    )
+    for program in [
+        *PROGRAMS,
+        Program("interleaved", layer(Topology((0, 1, 2, 3, 3, 2, 1, 0)), 16, 3, 2, chunks=2), 37),
+    ]
+    for exchange in ("two_hop", "auto")
+    if Rails.of(program.config.topology) is not None
+]
+
 RARE = {"pallas_all_bf16", "ragged_flag_bf16", "ragged_all_passes", "nodes_32", "nodes_ultraep", "nodes_bf16"}
+RARE |= {p.name for p in HOPS} - {"nodes_two_hop", "rows_passes_bf16_two_hop", "interleaved_auto"}
 """Of these, which take as long as the others and find the least."""
 
 
@@ -269,7 +284,7 @@ def assert_equals_dense(program, run, dense, scenario):
 # Pairs of all choices are there without this one.
 @pytest.mark.parametrize(
     "program",
-    [pytest.param(p, marks=pytest.mark.full) if p.name in RARE else p for p in PROGRAMS],
+    [pytest.param(p, marks=pytest.mark.full) if p.name in RARE else p for p in PROGRAMS + HOPS],
     ids=lambda p: p.name,
 )
 def test_output_and_gradients_equal_the_dense_layer(program):

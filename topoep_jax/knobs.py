@@ -21,6 +21,7 @@ from topoep_jax.routing import ROUTERS, Forced
 from topoep_jax.topology import Topology
 
 Overflow = Literal["loop", "flag", "drop"]
+Exchange = Literal["direct", "two_hop", "auto"]
 Residuals = Literal["none", "rows", "all"]
 Gemm = Literal["auto", "pallas", "scan", "ragged_dot"]
 Transport = Literal["xla", "device"]
@@ -128,6 +129,12 @@ class Knobs:
         " flag (nothing is read; where metrics.passes > 1 the result is incomplete, and the batch has to run again with"
         " loop), drop (they are dropped and counted)",
         choices=get_args(Overflow),
+    )
+    exchange: Exchange = knob(
+        "direct",
+        "how rows travel between domains of equal sizes: direct (every assignment by itself), two_hop (a token once to"
+        " each domain, whose gateway forwards it), auto (by each plan what is predicted to be quicker); else direct",
+        choices=get_args(Exchange),
     )
     residuals: Residuals = knob(
         "none",

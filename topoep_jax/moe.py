@@ -5,6 +5,8 @@
 
 import contextlib
 import contextvars
+import functools
+import logging
 from collections.abc import Callable, Iterator, Mapping
 from typing import Any, Literal, overload
 
@@ -18,16 +20,18 @@ from topoep_jax._compat import on_stream, vary_like
 from topoep_jax._native_ids import PLANNER_IDS
 from topoep_jax.config import LayerConfig
 from topoep_jax.demand import gather_demand
-from topoep_jax.dispatch import extent_of
+from topoep_jax.dispatch import Rails, extent_of, gather_places, send_order
 from topoep_jax.metrics import MoEMetrics, metrics_of
 from topoep_jax.pipeline import Inputs, planned_experts
 from topoep_jax.plan import Plan, solve_plan
 from topoep_jax.plan.mains import mains_only
+from topoep_jax.topology import Topology
 
 Params = dict[str, Any]
 Initializer = Callable[[jax.Array], jax.Array]
 
 _PLANNER_STREAM = 1
+_log = logging.getLogger("topoep_jax")
 _NOTED: contextvars.ContextVar[list[tuple[LayerConfig, int]] | None] = contextvars.ContextVar("noted", default=None)
 
 
@@ -123,6 +127,7 @@ def moe_layer(
         if mask is not None:
             chosen = routing.apply_mask(chosen, mask)
     omega = gather_demand(chosen.expert_idx, config.num_experts, axis_name, bad=bad)
+    places = _places(config, chosen.expert_idx, axis_name)
     num_assignments = chosen.expert_idx.size
     plan = _plan(config, omega, num_assignments)
     inputs = Inputs(
@@ -133,6 +138,7 @@ def moe_layer(
         omega=omega,
         slot_expert=jnp.asarray(plan.slot_expert),
         quota=jnp.asarray(plan.quota),
+        places=places,
     )
     y = planned_experts(config, axis_name, inputs)
     if config.shared_ffn:
@@ -218,6 +224,25 @@ def _route(config: LayerConfig, params: Params, logits: jax.Array, replay: jax.A
     if config.router == "glm4":
         options["correction_bias"] = params["correction_bias"]
     return routing.get_router(config.router)(logits, config.top_k, expert_idx=replay, **options)
+
+
+@jax.named_scope("topoep_demand")
+def _places(config: LayerConfig, expert_idx: jax.Array, axis_name: str) -> jax.Array | None:
+    """What a gateway has to know of its sources, [M - 1, T, K]; None where rows travel as they are."""
+    if config.exchange == "direct":
+        return None
+    rails = Rails.of(config.topology)
+    if rails is None:
+        _say_direct(config.topology)
+        return None
+    place = send_order(expert_idx, config.num_experts)[1].reshape(expert_idx.shape)
+    return gather_places(rails, place, axis_name)
+
+
+@functools.lru_cache
+def _say_direct(topology: Topology) -> None:
+    """Once for each topology."""
+    _log.warning("rows travel directly: two hops need two domains or more, of one size, and this is %s", topology)
 
 
 @jax.named_scope("topoep_plan")

@@ -158,4 +158,4 @@ def test_worst_case_rows_need_many_times_the_memory(aot: Compiler, model: str) -
 @pytest.mark.parametrize("model", MODELS)
 @pytest.mark.parametrize("skew", SKEWS)
 def test_few_rows_are_computed_that_are_not_there(model: str, skew: float) -> None:
-    assert planned_work(config_of(model), TOKENS, skew).flops_ratio <= 1.03
+    assert planned_work(config_of(model), TOKENS, skew).flops_ratio <= 1.04

@@ -54,9 +54,9 @@ def instrument(patch, counts):
         with counts.of_replicas(into):
             return exchange(rows, into, *args)
 
-    def count_bytes(rows, axis_name):
+    def count_bytes(rows, *args):
         counts.add(counts.moving, np.int32(rows.nbytes))
-        return gather_rows(rows, axis_name)
+        return gather_rows(rows, *args)
 
     def count_blocks(block_instance, first, num_instances, kind):
         served = (block_instance >= first) & (block_instance < first + num_instances)

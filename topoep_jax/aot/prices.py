@@ -20,8 +20,8 @@ from topoep_jax.simulate.work import Work
 
 US = 1_000_000
 """Picoseconds."""
-_OUT = re.compile(r"(dispatch|again|grad)_([12])$")
-_BACK = re.compile(r"(combine|home)_([12])$")
+_OUT = re.compile(r"(dispatch|again|grad)_([12])(_forward)?$")
+_BACK = re.compile(r"(combine|home)_([12])(_gather)?$")
 _AREA = 128 * 256
 """Elements of the largest tile of a product, whose 64 terms keep the tensor cores busy for 1,024 cycles."""
 
@@ -233,9 +233,14 @@ def _pair_rows(kernel: Kernel) -> list[int]:
 def _counts(phase: str, work: Work) -> np.ndarray | None:
     """int64 [R, R] rows or replicas from rank to rank; None for a phase that the plan does not tell about."""
     if match := _OUT.search(phase):
-        return work.rows[min(int(match[2]), len(work.rows)) - 1]
+        return work.launches(min(int(match[2]), len(work.rows)) - 1)[bool(match[3])]
     if match := _BACK.search(phase):
-        return work.rows[min(int(match[2]), len(work.rows)) - 1].T
+        crosses = work.config.topology.crosses_domains()
+        first, second = work.launches(min(int(match[2]), len(work.rows)) - 1)
+        # Tokens' sums go home by themselves, once all of them are there.
+        return second.T if match[3] else (first if work.tokens is None else first * ~crosses).T
+    if phase in ("combine_rails", "home_rails"):
+        return work.tokens.T if work.tokens is not None else np.zeros_like(work.rows[0])
     return {
         "weights": work.rows.sum(0),
         "weight_grads": work.rows.sum(0).T,

@@ -5,6 +5,7 @@ import jax.numpy as jnp
 
 from topoep_jax._arrays import zeros_after
 from topoep_jax.dispatch.layout import Window
+from topoep_jax.dispatch.two_hop import TwoHop, with_tokens
 from topoep_jax.transport import exchange
 
 
@@ -37,3 +38,33 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
     """
     empty = zeros_after(rows, (window.num_rows, *rows.shape[1:]), rows.dtype)
     return exchange(rows, empty, window.dispatch, axis_name)
+
+
+def send_first(
+    rows: jax.Array, two: TwoHop, win: Window, region: jax.Array | None, axis_name: str
+) -> tuple[jax.Array, jax.Array]:
+    """Launch 1: rows of the own domain to their instances, and tokens to their gateways.
+
+    Args:
+      rows: [A + (M - 1) T, H], the tokens of `two.source`.
+      two: tables of the plan.
+      win: the virtual rows to fill.
+      region: [(M - 1) T, H] tokens that this gateway has already; None sends them.
+      axis_name: the expert-parallel axis.
+
+    Returns:
+      [win.num_rows, H], for `forward`, and the region.
+    """
+    if region is not None:
+        into = zeros_after(rows, (win.num_rows, rows.shape[1]), rows.dtype)
+        return exchange(rows, into, win.hop.first, axis_name), region
+    into = zeros_after(rows, (win.num_rows + two.partial.shape[0], rows.shape[1]), rows.dtype)
+    out = exchange(rows, into, with_tokens(win.hop.first, two.rail, two, win.num_rows), axis_name)
+    return out[: win.num_rows], out[win.num_rows :]
+
+
+def forward(
+    region: jax.Array, into: jax.Array, two: TwoHop, win: Window, groups: list[list[int]], axis_name: str
+) -> jax.Array:
+    """Launch 2: [win.num_rows, H], `into` with the rows that gateways repeat; `groups` are the ranks of each domain."""
+    return exchange(region[two.copy_of], into, win.hop.second, axis_name, groups)

@@ -1,19 +1,22 @@
 """Where every row goes, from the plan alone: no count exchange, no receive-side permutation.
 
 A receiving rank orders its rows by instance (mains, then slots), each instance starting at a multiple of `block_rows`;
-inside an instance rows are ordered by source rank and, per source, by the source's own order. A sending rank orders its
+inside an instance rows are ordered by source rank, those of the own domain first (`rails.receive_order`), and, per
+source, by the source's own order. A sending rank orders its
 assignments by expert (one stable sort) and serves the instances of an expert in ascending rank. Both sides know
 `quota`, so prefix sums give either end of every segment. Rows are *virtual*: a window [lo, lo + n) of them is what one
 chunk or one overflow pass holds in memory.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from topoep_jax.config import LayerConfig
+from topoep_jax.dispatch.rails import receive_order
 from topoep_jax.transport import Segments
 
 
@@ -34,6 +37,8 @@ class Layout(NamedTuple):
     """[R, J] its rows."""
     start: jax.Array
     """[J] first virtual row of each of my instances, a multiple of block_rows."""
+    starts: jax.Array
+    """[R, J] the same of all ranks."""
     aligned: jax.Array
     """[J] rows of each of my instances, rounded up to block_rows."""
     passes: jax.Array
@@ -66,6 +71,8 @@ class Window(NamedTuple):
     filled: jax.Array
     """int32 [instances of the window]: rows of each, from the start of its first block; what is left of its last block
     is a tail, which no assignment fills."""
+    hop: Any = None
+    """`two_hop.Hop`, where tokens travel in two launches."""
 
 
 def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
@@ -112,23 +119,33 @@ def build_layout(
     me = lax.axis_index(axis_name)
     expert = instance_expert(slot_expert, config.num_experts)
     extent = extent_of(config, quota, num_assignments)
-    segment_out = extent.start[None] + _exclusive_cumsum(quota, 0)
+    segment_out = extent.start[None] + _before_in_instance(quota, receive_order(config.topology))
     send_rows, recv_rows = quota[me], quota[:, me]
     return Layout(
         send_in=_send_order_start(omega[me], expert) + _served_by_lower_ranks(send_rows, expert, config.num_experts),
         send_out=segment_out[me],
         send_rows=send_rows,
-        recv_in=_exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me),
+        recv_in=exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me),
         recv_out=segment_out[:, me],
         recv_rows=recv_rows,
         start=extent.start[me],
+        starts=extent.start,
         aligned=extent.aligned[me],
         passes=extent.passes,
     )
 
 
-def _exclusive_cumsum(values: jax.Array, axis: int) -> jax.Array:
+def exclusive_cumsum(values: jax.Array, axis: int) -> jax.Array:
+    """Sums of what comes before each element along an axis."""
     return jnp.cumsum(values, axis, dtype=jnp.int32) - values
+
+
+def _before_in_instance(quota: jax.Array, order: np.ndarray) -> jax.Array:
+    """[R, R, J] rows of others that lie before a source's in each instance; `order` [R, R] is `receive_order`."""
+    rank = np.arange(len(order))
+    in_order = exclusive_cumsum(quota[order.T, rank[None]], 0)  # [position, receiving rank, J]
+    place = np.argsort(order, axis=1).T  # [source, receiving rank]
+    return in_order[place, rank[None]]
 
 
 def _starts(aligned: jax.Array, num_mains: int, first_slot_row: int) -> tuple[jax.Array, jax.Array]:
@@ -136,14 +153,14 @@ def _starts(aligned: jax.Array, num_mains: int, first_slot_row: int) -> tuple[ja
     mains, slots = aligned[:, :num_mains], aligned[:, num_mains:]
     end_of_mains = mains.sum(1, dtype=jnp.int32)
     first_slot = jnp.maximum(end_of_mains, first_slot_row)
-    start = jnp.concatenate([_exclusive_cumsum(mains, 1), first_slot[:, None] + _exclusive_cumsum(slots, 1)], axis=1)
+    start = jnp.concatenate([exclusive_cumsum(mains, 1), first_slot[:, None] + exclusive_cumsum(slots, 1)], axis=1)
     slot_rows = slots.sum(1, dtype=jnp.int32)
     return start, jnp.where(slot_rows > 0, first_slot + slot_rows, end_of_mains)
 
 
 def _send_order_start(demand: jax.Array, expert: jax.Array) -> jax.Array:
     """[R, J] first row of each instance's expert in my send order."""
-    return _exclusive_cumsum(demand, 0)[jnp.maximum(expert, 0)]
+    return exclusive_cumsum(demand, 0)[jnp.maximum(expert, 0)]
 
 
 def _served_by_lower_ranks(send_rows: jax.Array, expert: jax.Array, num_experts: int) -> jax.Array:
@@ -152,7 +169,7 @@ def _served_by_lower_ranks(send_rows: jax.Array, expert: jax.Array, num_experts:
     rank = jnp.broadcast_to(jnp.arange(num_ranks, dtype=jnp.int32)[:, None], expert.shape)
     row = jnp.where(expert >= 0, expert, num_experts)
     table = jnp.zeros((num_experts + 1, num_ranks), jnp.int32).at[row, rank].add(send_rows)
-    return _exclusive_cumsum(table, 1)[row, rank]
+    return exclusive_cumsum(table, 1)[row, rank]
 
 
 def _served_below(quota: jax.Array, expert: jax.Array, me: jax.Array) -> jax.Array:
@@ -177,8 +194,8 @@ def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, 
     cut = lambda v: v[:, :num_instances]  # noqa: E731
     send = cut(layout.send_out), cut(layout.send_rows), cut(layout.send_in)
     recv = cut(layout.recv_out), cut(layout.recv_rows), cut(layout.recv_in)
-    send_at, send_size, send_from = _clip(*send, lo, num_rows)
-    recv_at, recv_size, recv_from = _clip(*recv, lo, num_rows)
+    send_at, send_size, send_from = clip_segments(*send, lo, num_rows)
+    recv_at, recv_size, recv_from = clip_segments(*recv, lo, num_rows)
     flat = lambda v: v.reshape(-1)  # noqa: E731
     to_instances = Segments(flat(send_from), flat(send_size), flat(send_at), flat(recv_size))
     to_sources = Segments(flat(recv_at), flat(recv_size), flat(recv_from), flat(send_size))
@@ -195,7 +212,7 @@ def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, 
     return Window(num_rows, to_instances, to_sources, block_instance, first, filled)
 
 
-def _clip(
+def clip_segments(
     out: jax.Array, rows: jax.Array, first: jax.Array, lo: jax.Array | int, num_rows: int
 ) -> tuple[jax.Array, jax.Array, jax.Array]:
     """(offset in the window, size, offset in the send order) of segments; all 0 where nothing is left."""

@@ -38,7 +38,7 @@ def _forward(config: LayerConfig, axis_name: str, inputs: Inputs) -> tuple[jax.A
 def _backward(config: LayerConfig, axis_name: str, saved: tuple[Inputs, Kept], grad: jax.Array) -> tuple[Any]:
     # Without the barrier XLA merges what is computed again with the forward pass, and keeps all of its buffers alive.
     (inputs, kept), grad = lax.optimization_barrier((saved, grad))
-    of_integers: Any = (None,) * 4
+    of_integers: Any = (None,) * 5
     return (Inputs(*_gradients(config, axis_name, inputs, kept, grad), *of_integers),)
 
 

@@ -25,7 +25,6 @@ from jax import lax
 
 from topoep_jax._arrays import zeros_after
 from topoep_jax._compat import vary_like
-from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, Matrix, WeightGrad
 from topoep_jax.pipeline.forward import Kept
@@ -49,9 +48,13 @@ class _Pass:
         with phase("repull"):
             return pull_slots(self.layer.config, self.layer.axis_name, params, self.inputs.slot_expert, after=self.grad)
 
-    def rows_again(self, chunk: int, x: jax.Array, win: Window) -> jax.Array:
+    def rows_again(
+        self, chunk: int, x: jax.Array, win: Window, region: jax.Array | None = None
+    ) -> tuple[jax.Array, jax.Array | None]:
         kept = self.kept.rows[chunk - 1]
-        return self.layer.dispatch(f"again_{chunk}", self.layer.by_assignment(x), win) if kept is None else kept
+        if kept is not None:
+            return kept, None
+        return self.layer.send(f"again_{chunk}", self.layer.by_assignment(x), win, region)
 
     def gate_up_again(self, chunk: int, rows: jax.Array, held: Instances, win: Window) -> jax.Array:
         kept = self.kept.pre[chunk - 1]
@@ -91,8 +94,8 @@ def _begin(work: _Pass) -> _Begun:
     layer, inputs = work.layer, work.inputs
     params = inputs.params.astype(inputs.x.dtype)
     pulled = work.pull(params)
-    rows = work.rows_again(2, inputs.x, layer.last)
-    grads = layer.dispatch("grad_2", layer.by_assignment(work.grad), layer.last)
+    rows, _ = work.rows_again(2, inputs.x, layer.last)
+    grads, _ = layer.send("grad_2", layer.by_assignment(work.grad), layer.last)
     inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, layer.matrices[1], transposed=True)
     return _Begun(params, pulled, rows, grads, inner_grad, no_gradients(layer, inner_grad), [], [], [])
 
@@ -102,9 +105,9 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
     layer, inputs, (gate_up, down) = work.layer, work.inputs, work.layer.matrices
     params = inputs.params.astype(inputs.x.dtype)
     scale = work.kept.scale[: first.num_rows]
-    grads_1 = layer.dispatch("grad_1", layer.by_assignment(work.grad), first)
+    grads_1, of_grads = layer.send("grad_1", layer.by_assignment(work.grad), first)
 
-    rows_1 = work.rows_again(1, inputs.x, first)
+    rows_1, of_rows = work.rows_again(1, inputs.x, first)
     inner_grad = layer.gmm(grads_1, Instances(params, None), first, down, transposed=True)
 
     rows_1, inner_grad, params = stage("repull", rows_1, inner_grad, params)
@@ -112,17 +115,17 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
     pre = work.gate_up_again(1, rows_1, Instances(params, None), first)
 
     pulled, pre, inner_grad, grad, params = stage("grad_2", pulled, pre, inner_grad, work.grad, params)
-    grads = layer.dispatch("grad_2", layer.by_assignment(grad), layer.last)
+    grads, _ = layer.send("grad_2", layer.by_assignment(grad), layer.last, of_grads)
     pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, inner_grad)
     row_grads = layer.gmm(pre_grad, Instances(params, None), first, gate_up, transposed=True)
 
     grads, row_grads, pulled, x, params = stage("again_2", grads, row_grads, pulled, inputs.x, params)
-    rows = work.rows_again(2, x, layer.last)
+    rows, _ = work.rows_again(2, x, layer.last, of_rows)
     inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, down, transposed=True)
 
     rows, inner_grad, row_grads, params = stage("home_1", rows, inner_grad, row_grads, params)
     sums = no_gradients(layer, row_grads)
-    sums = sums._replace(tokens=layer.combine("home_1", row_grads, sums.tokens, first))
+    sums = sums._replace(tokens=layer.bring("home_1", row_grads, sums.tokens, first))
     of_gate_up, of_down = WeightGrad(first, rows_1, pre_grad), WeightGrad(first, inner, grads_1)
     return _Begun(params, pulled, rows, grads, inner_grad, sums, [of_gate_up], [of_down], [scale_grad])
 
@@ -145,14 +148,14 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     mains, pre_grad, params, tokens = stage("last_rows", mains, pre_grad, begun.params, tokens)
     row_grads = layer.gmm(pre_grad, held._replace(mains=params), last, gate_up, transposed=True)
 
-    tokens = layer.combine("home_2", row_grads, tokens, last)
+    tokens = layer.bring("home_2", row_grads, tokens, last)
     of_gate_up = WeightGrad(last, begun.rows, pre_grad)
     slots = _of_slots(layer, gate_up, sums.slots and sums.slots.gate_up, of_gate_up)
 
     scale_grad = jnp.concatenate([*begun.scale_grads, scale_grad])
     tokens, slots, scale_grad = stage("weight_grads", tokens, slots, scale_grad)
     weight_grads = layer.combine("weight_grads", scale_grad, sums.weights, layer.whole)
-    x_grad = sum_over_experts(tokens, layer.place, inputs.x.shape[0])
+    x_grad = layer.sum_home("home_rails", tokens, inputs.x.shape[0])
 
     jobs = [*begun.gate_up, of_gate_up]
     mains, _, x_grad = _go_home(work, gate_up, slots, jobs, sums.mains and sums.mains.gate_up, mains, turn, x_grad)

@@ -15,11 +15,9 @@ from typing import NamedTuple
 
 import jax
 
-from topoep_jax._arrays import zeros_after
-from topoep_jax.combine import sum_over_experts
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, swiglu
-from topoep_jax.pipeline.layer import Inputs, Layer
+from topoep_jax.pipeline.layer import Home, Inputs, Layer
 from topoep_jax.pipeline.order import phase, stage
 from topoep_jax.pipeline.replicas import pull_slots
 
@@ -50,37 +48,37 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
 
     if layer.first is None:
         slots = pull(params)
-        rows_2 = layer.dispatch("dispatch_2", tokens, layer.last)
+        rows_2, _ = layer.send("dispatch_2", tokens, layer.last)
     else:
         split = layer.first.num_rows
-        rows_1 = layer.dispatch("dispatch_1", tokens, layer.first)
+        rows_1, region = layer.send("dispatch_1", tokens, layer.first)
 
         rows, scale, tokens, params = stage("pull", rows_1, scale, tokens, params)
         slots = pull(params)
         pre_1 = layer.gmm(rows, Instances(params, None), layer.first, gate_up)
 
         pre, scale, slots, tokens, params = stage("dispatch_2", pre_1, scale, slots, tokens, params)
-        rows_2 = layer.dispatch("dispatch_2", tokens, layer.last)
+        rows_2, _ = layer.send("dispatch_2", tokens, layer.last, region)
         out = layer.gmm(swiglu(pre, scale[:split]), Instances(params, None), layer.first, down)
         scale = scale[split:]
 
-        results = layer.combine("combine_1", out, zeros_after(out, tokens.shape, tokens.dtype), layer.first)
+        results = layer.bring("combine_1", out, layer.empty_home(out), layer.first)
     held = Instances(params, slots)
     pre_2 = layer.gmm(rows_2, held, layer.last, gate_up)
     out = layer.gmm(swiglu(pre_2, scale), held, layer.last, down)
 
     if layer.first is None:
-        results = zeros_after(out, tokens.shape, tokens.dtype)
-    results = layer.combine("combine_2", out, results, layer.last)
+        results = layer.empty_home(out)
+    results = layer.bring("combine_2", out, results, layer.last)
 
-    def serve(win: Window, results: jax.Array) -> jax.Array:
-        rows = layer.dispatch("overflow", tokens, win)
+    def serve(win: Window, results: Home) -> Home:
+        rows, _ = layer.send("overflow", tokens, win)
         scale = layer.dispatch("weights", weights, win)
         inner = swiglu(layer.gmm(rows, held, win, gate_up), scale)
-        return layer.combine("overflow_home", layer.gmm(inner, held, win, down), results, win)
+        return layer.bring("overflow_home", layer.gmm(inner, held, win, down), results, win)
 
     results = layer.overflow_passes(serve, results)
-    y = sum_over_experts(results, layer.place, inputs.x.shape[0])
+    y = layer.sum_home("combine_rails", results, inputs.x.shape[0])
     keep = layer.config.residuals
     nothing = (None, None)
     return y, Kept(

@@ -5,11 +5,10 @@ from typing import NamedTuple
 import jax
 import jax.numpy as jnp
 
-from topoep_jax._arrays import zeros_after
 from topoep_jax._compat import vary_like
 from topoep_jax.dispatch import Window
 from topoep_jax.experts import Instances, WeightGrad
-from topoep_jax.pipeline.layer import Inputs, Layer
+from topoep_jax.pipeline.layer import Home, Inputs, Layer
 
 
 class Weights(NamedTuple):
@@ -24,8 +23,8 @@ class Weights(NamedTuple):
 class Sums(NamedTuple):
     """What the passes have summed; the chunks go on from there."""
 
-    tokens: jax.Array
-    """[A, H] in send order."""
+    tokens: Home
+    """[A, H] in send order, and what gateways hold."""
     weights: jax.Array
     """f32 [A] in send order."""
     slots: Weights | None
@@ -45,7 +44,7 @@ def no_gradients(layer: Layer, after: jax.Array) -> Sums:
 
     num_assignments = layer.order.shape[0]
     sums = Sums(
-        tokens=zeros_after(after, (num_assignments, config.hidden), after.dtype),
+        tokens=layer.empty_home(after),
         weights=jnp.zeros((num_assignments,), jnp.float32),
         slots=zeros(config.num_slots),
         mains=zeros(config.num_mains),
@@ -67,9 +66,9 @@ def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances,
     weights = inputs.weight.reshape(-1)[layer.order]
 
     def serve(win: Window, sums: Sums) -> Sums:
-        rows = layer.dispatch("overflow", layer.by_assignment(inputs.x), win)
+        rows, _ = layer.send("overflow", layer.by_assignment(inputs.x), win)
         scale = layer.dispatch("overflow", weights, win)
-        grads = layer.dispatch("overflow", layer.by_assignment(grad), win)
+        grads, _ = layer.send("overflow", layer.by_assignment(grad), win)
         inner_grad = layer.gmm(grads, held, win, down, transposed=True)
         pre_grad, inner, scale_grad = layer.swiglu_backward(layer.gmm(rows, held, win, gate_up), scale, inner_grad)
         row_grads = layer.gmm(pre_grad, held, win, gate_up, transposed=True)
@@ -81,7 +80,7 @@ def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances,
             return Weights(*(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True)))
 
         return Sums(
-            tokens=layer.combine("overflow_home", row_grads, sums.tokens, win),
+            tokens=layer.bring("overflow_home", row_grads, sums.tokens, win),
             weights=layer.combine("overflow_home", scale_grad, sums.weights, win),
             slots=add(sums.slots, layer.config.num_mains) if layer.config.num_slots else sums.slots,
             mains=add(sums.mains, 0),

@@ -1,13 +1,15 @@
 """What one plan makes the ranks do in one layer and microbatch: rows, blocks and replicas, by receive buffer."""
 
 import dataclasses
+import functools
 import itertools
 
 import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch import extent_of
+from topoep_jax.dispatch import Rails, extent_of
+from topoep_jax.dispatch.two_hop import is_direct
 from topoep_jax.plan import Plan, pulls
 
 
@@ -42,6 +44,38 @@ class Work:
     def num_rows(self) -> int:
         """The rows of all ranks."""
         return int(self.rows.sum())
+
+    @functools.cached_property
+    def tokens(self) -> np.ndarray | None:
+        """int64 [R, R] tokens from each source to its gateways; None where rows travel as they are.
+
+        They are expected as if a token's experts were independent.
+        """
+        rails, rows = Rails.of(self.config.topology), self.rows.sum(0)
+        if self.config.exchange == "direct" or rails is None:
+            return None
+        tokens, top_k = self.num_assignments // self.config.top_k, self.config.top_k
+        if bool(is_direct(self.config, rails, jnp.asarray(rows[:, :, None], jnp.int32), tokens, top_k)):
+            return None
+        visiting = np.zeros_like(rows)
+        for domain, gateways in enumerate(rails.members):
+            asked = rows[:, rails.members[domain]].sum(1) / self.num_assignments
+            sent = np.ceil(tokens * (1 - (1 - np.minimum(asked, 1)) ** top_k)).astype(np.int64)
+            visiting[np.arange(len(rows)), gateways[rails.local]] = np.where(rails.domain == domain, 0, sent)
+        return visiting
+
+    def launches(self, chunk: int) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [R, R] rows and tokens that a chunk moves in the first launch, and rows that gateways forward."""
+        rows = self.rows[chunk]
+        if self.tokens is None:
+            return rows, np.zeros_like(rows)
+        rails, crosses = Rails.of(self.config.topology), self.config.topology.crosses_domains()
+        assert rails is not None
+        forwarded = np.zeros_like(rows)
+        ranks = np.arange(len(rows))
+        gateway = rails.members[rails.domain[None], rails.local[:, None]]
+        np.add.at(forwarded, (gateway, np.broadcast_to(ranks, gateway.shape)), rows * crosses)
+        return rows * ~crosses + (self.tokens if chunk == 0 else 0), forwarded
 
     @property
     def flops_ratio(self) -> float:

@@ -5,6 +5,7 @@ from typing import NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import lax
 
 from topoep_jax._compat import platform_dependent
@@ -26,7 +27,9 @@ class Segments(NamedTuple):
     """Rows of each segment received, by sending peer."""
 
 
-def exchange(rows: jax.Array, into: jax.Array, segments: Segments, axis_name: str) -> jax.Array:
+def exchange(
+    rows: jax.Array, into: jax.Array, segments: Segments, axis_name: str, groups: list[list[int]] | None = None
+) -> jax.Array:
     """Sends segments of `rows` to every rank of `axis_name` and returns `into` with the received rows in place.
 
     Args:
@@ -34,13 +37,15 @@ def exchange(rows: jax.Array, into: jax.Array, segments: Segments, axis_name: st
       into: [m, ...] what rows that nobody sends to keep; same dtype and trailing shape as `rows`.
       segments: who gets what; segments received by one rank must not overlap.
       axis_name: the expert-parallel axis of the enclosing shard_map or pmap.
+      groups: ranks that exchange among themselves, in groups of one size, each ascending; segments are then those of
+        the group's peers. None for all ranks.
     """
     return platform_dependent(
         rows,
         into,
         *segments,
-        cpu=partial(_emulated, axis_name=axis_name),
-        default=partial(lax.ragged_all_to_all, axis_name=axis_name),
+        cpu=partial(_emulated, axis_name=axis_name, groups=groups),
+        default=partial(lax.ragged_all_to_all, axis_name=axis_name, axis_index_groups=groups),
     )
 
 
@@ -53,14 +58,15 @@ def _emulated(
     recv_sizes: jax.Array,
     *,
     axis_name: str,
+    groups: list[list[int]] | None,
 ) -> jax.Array:
     """XLA has no ragged all-to-all on CPU: gather all operands and pick. Exact; memory grows with the axis size.
 
     Where no rank sends a row, no operand is gathered.
     """
-    me, num_ranks = lax.axis_index(axis_name), lax.axis_size(axis_name)
+    me, num_ranks = _position(axis_name, groups)
     table = jnp.stack([input_offsets, send_sizes, output_offsets]).reshape(3, num_ranks, -1)
-    gathered = lax.all_gather(table, axis_name)  # [source, 3, destination, U]
+    gathered = lax.all_gather(table, axis_name, axis_index_groups=groups)  # [source, 3, destination, U]
     first, size, target = jnp.moveaxis(lax.dynamic_index_in_dim(gathered, me, 2, keepdims=False), 1, 0)
     row = jnp.arange(into.shape[0], dtype=jnp.int32)
     # Mark each segment's first and one-past-last row; the running sum then is the segment that covers a row.
@@ -75,14 +81,25 @@ def _emulated(
     covered = (cover > 0).reshape((-1,) + (1,) * (into.ndim - 1))
 
     def move(rows: jax.Array, into: jax.Array) -> jax.Array:
-        everyone = gather_rows(rows, axis_name)
+        everyone = gather_rows(rows, axis_name, groups)
         received = everyone[source, jnp.clip(inside, 0, rows.shape[0] - 1)]
         return jnp.where(covered, received, into)
 
-    # All ranks hold the same table, so that they take the same branch.
+    # All ranks of a group hold the same table, so that they take the same branch.
     return lax.cond((gathered[:, 1] > 0).any(), move, lambda rows, into: into, rows, into)
 
 
-def gather_rows(rows: jax.Array, axis_name: str) -> jax.Array:
+def gather_rows(rows: jax.Array, axis_name: str, groups: list[list[int]] | None = None) -> jax.Array:
     """[R, n, ...] of [n, ...]: the only bytes that the emulation moves, apart from its table of segments."""
-    return lax.all_gather(rows, axis_name)
+    return lax.all_gather(rows, axis_name, axis_index_groups=groups)
+
+
+def _position(axis_name: str, groups: list[list[int]] | None) -> tuple[jax.Array, int]:
+    """This rank's place among those that it exchanges with, and their number."""
+    me = lax.axis_index(axis_name)
+    if groups is None:
+        return me, lax.axis_size(axis_name)
+    place = np.zeros(sum(map(len, groups)), np.int32)
+    for group in groups:
+        place[group] = range(len(group))
+    return jnp.asarray(place)[me], len(groups[0])

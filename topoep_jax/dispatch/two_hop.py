@@ -1,0 +1,293 @@
+"""Tokens, not rows, between domains: the tables of the exchange in two launches (docs/layer.md, "The exchange").
+
+Launch 1 takes all ranks: rows for the own domain go straight to their instances, and a token with experts in another
+domain goes there once, to its gateway (`rails`). Launch 2 stays inside domains: gateways repeat rows as the plan says.
+The way home is the mirror: gateways add the rows of a token in f32, k ascending, round once, and send one row home; the
+source adds own rows, k ascending, and then the sums of other domains, in f32, and rounds once.
+
+A plan may say `direct`: then launch 1 carries every row, and launch 2 nothing.
+
+  operand of launch 1   [A + (M - 1) T]: rows in send order, then the tokens that visit each other domain, ascending
+  region of a gateway   [(M - 1) T]: the tokens of each slot, ascending
+  gateway rows          [Cg]: by executing rank, instance, slot, and the source's send order
+
+All follows from the plan and from `place` of the sources of a rail, which are gathered beside the demand.
+"""
+
+from typing import NamedTuple
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+
+from topoep_jax.config import LayerConfig
+from topoep_jax.dispatch.layout import Layout, clip_segments, exclusive_cumsum, instance_expert
+from topoep_jax.dispatch.rails import Rails
+from topoep_jax.transport import Segments
+
+
+class TwoHop(NamedTuple):
+    """One rank's view of a plan; int32 throughout."""
+
+    direct: jax.Array
+    """bool []: whether rows travel as they are. Equal on every rank."""
+    source: jax.Array
+    """[A + (M - 1) T] token of each row of launch 1's operand."""
+    sums: jax.Array
+    """[T, K + M - 1] rows of the operand that each token adds on the way home, -1 for none."""
+    copy_of: jax.Array
+    """[Cg] row of the region that each gateway row repeats."""
+    partial: jax.Array
+    """[(M - 1) T, K] gateway rows that each row of the region adds on the way home, -1 for none."""
+    own: jax.Array
+    """bool [R]: ranks whose rows launch 1 carries as rows, in either direction."""
+    rail: Segments
+    """[R] tokens to each rank, from the end of the operand to the region."""
+    rail_home: Segments
+    """[R] sums to each rank, from the region to the end of the operand."""
+    peer: jax.Array
+    """[G] ranks of this domain."""
+    forward_in: jax.Array
+    """[G, J] first gateway row of the segment from here to each instance of the domain, as `Layout` has it."""
+    forward_out: jax.Array
+    """[G, J] the virtual row where it lands there."""
+    forward_rows: jax.Array
+    """[G, J] its rows."""
+    arrive_in: jax.Array
+    """[G, J] first gateway row of the segment from each rank of the domain to my instances."""
+    arrive_out: jax.Array
+    """[G, J] the virtual row where it lands here."""
+    arrive_rows: jax.Array
+    """[G, J] its rows."""
+
+
+class Hop(NamedTuple):
+    """Segments of one window."""
+
+    first: Segments
+    """Launch 1 without tokens."""
+    first_home: Segments
+    second: Segments
+    """Launch 2, [G J]."""
+    second_home: Segments
+
+
+def gateway_rows(num_assignments: int) -> int:
+    """Cg: rows that a gateway holds; a plan with more at any gateway is `direct`."""
+    return num_assignments
+
+
+def gather_places(rails: Rails, place: jax.Array, axis_name: str) -> jax.Array:
+    """int32 [M - 1, T, K]: `place` int32 [T, K] of the sources that this rank serves as a gateway, slot by slot."""
+    everyone = lax.all_gather(place, axis_name, axis_index_groups=rails.rails)
+    return everyone[jnp.asarray(rails.others)[lax.axis_index(axis_name)]]
+
+
+def is_direct(config: LayerConfig, rails: Rails, quota: jax.Array, tokens: int, top_k: int) -> jax.Array:
+    """bool []: whether a plan's rows travel as they are, because that is predicted to be quicker or a gateway is full.
+
+    Times are those of the busiest rank's links, in f32; tokens that visit a domain are expected as if a token's experts
+    were independent. Launch 1 drives both links at once, launch 2 follows.
+    """
+    domain, served = jnp.asarray(rails.domain), jnp.asarray(rails.served)
+    rows = quota.sum(2, dtype=jnp.int32)  # [R, R] source, executing rank
+    same = domain[:, None] == domain[None]
+    to_domain = jax.ops.segment_sum(rows.T, domain, len(rails.members)).T  # [R, M]
+    of_slot = to_domain[served, domain[:, None]]  # [R, M - 1], of a gateway
+    full = of_slot.sum(1, dtype=jnp.int32).max() > gateway_rows(tokens * top_k)
+    if config.exchange == "two_hop":
+        return full
+
+    def busiest(moved: jax.Array) -> jax.Array:
+        away = jnp.where(jnp.eye(moved.shape[0], dtype=bool), 0, moved)
+        return jnp.maximum(away.sum(0).max(), away.sum(1).max())
+
+    far = jnp.where(same, 0, rows).astype(jnp.float32)
+    near = busiest(jnp.where(same, rows, 0).astype(jnp.float32))
+    visiting = tokens * (1 - (1 - of_slot.astype(jnp.float32) / (tokens * top_k)) ** top_k)
+    sent = jnp.zeros(len(domain), jnp.float32).at[served].add(visiting)
+    through = jnp.zeros_like(far)
+    gateway = jnp.asarray(rails.members)[domain[None], jnp.asarray(rails.local)[:, None]]  # [source, executing rank]
+    through = through.at[gateway, jnp.arange(len(domain))[None]].add(far)
+    inter, intra = config.hardware.inter_fs_per_byte, config.hardware.intra_fs_per_byte
+    rows_fs = jnp.maximum(jnp.maximum(far.sum(0).max(), far.sum(1).max()) * inter, near * intra)
+    tokens_fs = jnp.maximum(jnp.maximum(visiting.sum(1).max(), sent.max()) * inter, near * intra)
+    return full | (rows_fs <= tokens_fs + busiest(through) * intra)
+
+
+def build_two_hop(
+    config: LayerConfig,
+    rails: Rails,
+    layout: Layout,
+    slot_expert: jax.Array,
+    quota: jax.Array,
+    order: jax.Array,
+    place: jax.Array,
+    places: jax.Array,
+    axis_name: str,
+) -> TwoHop:
+    """Lays out both launches, seen from the calling rank.
+
+    Args:
+      config: the layer.
+      rails: of its topology.
+      layout: of the plan.
+      slot_expert: int32 [R, N] of the plan.
+      quota: int32 [R, R, J] of the plan.
+      order: int32 [A] of `send_order`.
+      place: int32 [T, K] of `send_order`.
+      places: int32 [M - 1, T, K] of `gather_places`.
+      axis_name: the expert-parallel axis.
+    """
+    tokens, top_k = place.shape
+    assignments = tokens * top_k
+    me = lax.axis_index(axis_name)
+    direct = is_direct(config, rails, quota, tokens, top_k)
+    domain, others = jnp.asarray(rails.domain), jnp.asarray(rails.others)[me]
+    expert = instance_expert(slot_expert, config.num_experts).reshape(-1)
+    filling = jnp.argsort(jnp.where(expert < 0, config.num_experts, expert), stable=True).astype(jnp.int32)
+    instance, _ = _instances(place, quota[me], filling)
+    num_ranks, num_instances = quota.shape[0], quota.shape[2]
+    here = jnp.asarray(rails.local)[me]
+    home = jnp.append(jnp.repeat(domain, num_instances), -1)  # domain of each instance; -1 of none
+
+    # As a source: tokens to each other domain, and what a token adds.
+    token, row, sent = _compact((home[instance][None] == others[:, None, None]).any(2))
+    begin = jnp.arange(len(rails.members) - 1, dtype=jnp.int32)[:, None] * tokens
+    is_row = (home[instance] == domain[me]) | (direct & (instance < home.size - 1))
+    own_sums = jnp.where(is_row, place, -1)
+    domain_sums = jnp.where((row >= 0) & ~direct, assignments + begin + row, -1).T
+
+    gateway = _as_gateway(rails, layout, quota, filling, places, home, me, direct)
+    gate = jnp.asarray(rails.served)[me]  # a source's gateway in a domain is the source that it serves as one
+    # My slot at each gateway, and my place among the other domains of each source: both leave out the own domain.
+    slot = jnp.where(domain[me] < others, domain[me], domain[me] - 1)
+    # No segment between domains is empty while tokens travel: XLA's kernel waited for some that never came.
+    sent, held = (jnp.where(direct, 0, jnp.maximum(n, 1)) for n in (sent, gateway.held))
+    begin = begin[:, 0]
+    put = lambda values: jnp.zeros((num_ranks,), jnp.int32).at[gate].set(values)  # noqa: E731
+    return TwoHop(
+        direct=direct,
+        source=jnp.concatenate([order // top_k, token.reshape(-1)]),
+        sums=jnp.concatenate([own_sums, domain_sums], 1),
+        copy_of=gateway.copy_of,
+        partial=gateway.partial,
+        own=direct | (domain == domain[me]),
+        rail=Segments(put(assignments + begin), put(sent), put(slot * tokens), put(held)),
+        rail_home=Segments(put(begin), put(held), put(assignments + slot * tokens), put(sent)),
+        peer=gateway.peer,
+        forward_in=gateway.first[here],
+        forward_out=gateway.lands[here],
+        forward_rows=jnp.where(direct, 0, gateway.rows[here]),
+        arrive_in=gateway.first[:, here],
+        arrive_out=gateway.lands[:, here],
+        arrive_rows=jnp.where(direct, 0, gateway.rows[:, here]),
+    )
+
+
+class _Gateway(NamedTuple):
+    """What a rank does for the sources that it serves; G ranks in its domain."""
+
+    peer: jax.Array
+    """[G] ranks of the domain."""
+    rows: jax.Array
+    """[G, G, J] rows from each gateway of the domain to each of its ranks and their instances."""
+    first: jax.Array
+    """[G, G, J] first gateway row of these."""
+    lands: jax.Array
+    """[G, G, J] the virtual row where they land."""
+    copy_of: jax.Array
+    partial: jax.Array
+    held: jax.Array
+    """[M - 1] tokens of each slot."""
+
+
+def _as_gateway(
+    rails: Rails,
+    layout: Layout,
+    quota: jax.Array,
+    filling: jax.Array,
+    places: jax.Array,
+    home: jax.Array,
+    me: jax.Array,
+    direct: jax.Array,
+) -> _Gateway:
+    tokens, top_k = places.shape[1:]
+    num_ranks, num_instances = quota.shape[0], quota.shape[2]
+    domain, local = jnp.asarray(rails.domain)[me], jnp.asarray(rails.local)
+    served, peer, here = jnp.asarray(rails.served)[me], jnp.asarray(rails.members)[domain], local[me]
+    of_slot = quota[jnp.asarray(rails.served)[peer]][:, :, peer]  # [G, M - 1, G, J]
+    rows = of_slot.sum(1, dtype=jnp.int32)
+    first = exclusive_cumsum(rows.reshape(len(peer), -1), 1).reshape(rows.shape)
+    own_rows = quota[peer][:, peer].sum(0, dtype=jnp.int32)
+    lands = (layout.starts[peer] + own_rows)[None] + exclusive_cumsum(rows, 0)
+    instances, positions = jax.vmap(_instances, (0, 0, None))(places, quota[served], filling)
+    segment = first[here][None] + exclusive_cumsum(of_slot[here], 0)  # [M - 1, G, J]
+    visits = home[instances] == domain
+    inside = local[jnp.minimum(instances // num_instances, num_ranks - 1)]
+    slot = jnp.arange(len(served), dtype=jnp.int32)[:, None, None]
+    at = segment[slot, inside, instances % num_instances] + positions
+    at = jnp.where(visits & ~direct, at, -1)
+    token, row, held = _compact(visits.any(2))
+    capacity = gateway_rows(tokens * top_k)
+    region = jnp.broadcast_to((slot[..., 0] * tokens + row)[..., None], at.shape)
+    where = jnp.where(at >= 0, at, capacity).reshape(-1)
+    copy_of = jnp.zeros((capacity,), jnp.int32).at[where].set(region.reshape(-1), mode="drop")
+    beyond = jnp.arange(tokens)[None] >= held[:, None]
+    partial = jnp.where(beyond[..., None], -1, jnp.take_along_axis(at, token[..., None], 1))
+    return _Gateway(peer, rows, first, lands, copy_of, partial.reshape(-1, top_k), held)
+
+
+def hop(two: TwoHop, layout: Layout, lo: jax.Array | int, num_rows: int, num_instances: int) -> Hop:
+    """Both launches, clipped to the virtual rows [lo, lo + num_rows) of the first `num_instances` instances."""
+    cut = lambda v: v[:, :num_instances]  # noqa: E731
+    own = two.own[:, None]
+    send = clip_segments(
+        cut(layout.send_out), cut(jnp.where(own, layout.send_rows, 0)), cut(layout.send_in), lo, num_rows
+    )
+    recv = clip_segments(
+        cut(layout.recv_out), cut(jnp.where(own, layout.recv_rows, 0)), cut(layout.recv_in), lo, num_rows
+    )
+    forward = clip_segments(cut(two.forward_out), cut(two.forward_rows), cut(two.forward_in), lo, num_rows)
+    arrive = clip_segments(cut(two.arrive_out), cut(two.arrive_rows), cut(two.arrive_in), lo, num_rows)
+    return Hop(*_both_ways(send, recv), *_both_ways(forward, arrive))
+
+
+def with_tokens(segments: Segments, rail: Segments, two: TwoHop, landing: int) -> Segments:
+    """Launch 1 with tokens in the first segment of each gateway, which has no rows; the region begins at `landing`."""
+    num_ranks = two.own.shape[0]
+    crosses = ~two.own
+    shifted = rail._replace(output_offsets=rail.output_offsets + landing)
+
+    def mix(ours: jax.Array, theirs: jax.Array) -> jax.Array:
+        table = ours.reshape(num_ranks, -1)
+        return table.at[:, 0].set(jnp.where(crosses, theirs, table[:, 0])).reshape(-1)
+
+    return Segments(*(mix(ours, theirs) for ours, theirs in zip(segments, shifted, strict=True)))
+
+
+def _both_ways(
+    send: tuple[jax.Array, jax.Array, jax.Array], recv: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[Segments, Segments]:
+    """Segments out and home, of (row in the window, size, row at the sender) at either end."""
+    (at, size, first), (recv_at, recv_size, recv_first) = (tuple(v.reshape(-1) for v in side) for side in (send, recv))
+    return Segments(first, size, at, recv_size), Segments(recv_at, recv_size, recv_first, size)
+
+
+def _instances(place: jax.Array, quota: jax.Array, filling: jax.Array) -> tuple[jax.Array, jax.Array]:
+    """Instance of each of a source's assignments, R J for padding, and its position in the source's segment there."""
+    end = jnp.cumsum(quota.reshape(-1)[filling], dtype=jnp.int32)
+    at = jnp.searchsorted(end, place, side="right", method="scan_unrolled").astype(jnp.int32)
+    at = jnp.minimum(at, end.size - 1)
+    begin = jnp.where(at > 0, end[at - 1], 0)
+    return jnp.where(place < end[-1], filling[at], end.size), place - begin
+
+
+def _compact(visits: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    """Of bool [n, T]: token of each row [n, T] (0 beyond), row of each token (-1: none), and rows [n]."""
+    count, tokens = visits.shape
+    row = jnp.cumsum(visits, 1, dtype=jnp.int32) - 1
+    token = jnp.broadcast_to(jnp.arange(tokens, dtype=jnp.int32), visits.shape)
+    group = jnp.arange(count, dtype=jnp.int32)[:, None]
+    listed = jnp.zeros(visits.shape, jnp.int32).at[group, jnp.where(visits, row, tokens)].set(token, mode="drop")
+    return listed, jnp.where(visits, row, -1), visits.sum(1, dtype=jnp.int32)
