@@ -8,7 +8,7 @@ from topoep_jax.plan.topoep.select import Selection
 
 
 def fill(context: Context, selection: Selection, moves: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fills each domain in every variant and keeps the cheapest one; the first of equals.
+    """Fills each domain in every variant and keeps the cheapest feasible one, the first of equals; variant 0 always is.
 
     Args:
       context: the problem.

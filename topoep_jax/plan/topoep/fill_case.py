@@ -117,8 +117,9 @@ class FillCase:
     def _place_next(self) -> bool:
         """Gives the largest item that some rank may take a slot on the one with most room; False if none is left.
 
-        Of each remote expert that still has rows to place one slot is waited for. Only if there are more does a remote
-        expert with more rows than the room leave the rest for another slot; carved pieces do so anyway.
+        Of equal items the first of `items` goes, of equal rooms to the lower rank. Of each remote expert that still has
+        rows to place one slot is waited for. Only if more are free does a remote expert with more rows than the room
+        leave the rest for another slot; carved pieces do so anyway. Without room a remote expert is placed whole.
         """
         free = sum(experts.count(NOWHERE) for experts in self.slot_expert)
         waiting = sum(item.remote and item.rows > 0 for item in self.items)
@@ -143,7 +144,10 @@ class FillCase:
         return self._room(g) > 0 and free > waiting
 
     def _settle(self, item: Item, load: list[int]) -> None:
-        """What found no slot returns to its main, or joins the holder with the least `load`."""
+        """What found no slot returns to its main, or joins the holder (the lower of equals) with the least `load`.
+
+        That is the load before any item settled: [G].
+        """
         if item.rows == 0:
             return
         main = self.context.main_rank[item.expert]
@@ -156,7 +160,7 @@ class FillCase:
             self.infeasible = True
 
     def _move_half_gap(self) -> bool:
-        """The busiest rank gives another as many rows of an instance as it can, up to half of the gap between them.
+        """The busiest rank (the lower of equals) gives another as many rows of an instance as half of the gap allows.
 
         At speeds v and v' and loads L and L', half of the gap is floor((L v' - L' v) / (v + v')). The most rows go, of
         equals to a rank that holds the expert, then to the lower rank, then of the lower instance. False if none can.
@@ -178,7 +182,7 @@ class FillCase:
         return True
 
     def _instances(self, g: int) -> list[tuple[int, int]]:
-        """(expert, rows) of each instance of rank g, mains first."""
+        """(expert, rows) of each instance of rank g, mains first; (`NOWHERE`, 0) of a free slot."""
         first = self.ranks[g] * self.context.mains
         mains = [(first + main, rows) for main, rows in enumerate(self.main_rows[g])]
         return mains + list(zip(self.slot_expert[g], self.slot_rows[g], strict=True))
