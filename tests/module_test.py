@@ -104,11 +104,18 @@ def test_data_parallel_groups_plan_on_their_own_and_share_gradients(make_moe, ax
     assert metrics.imbalance.shape == ()
 
 
-@pytest.mark.parametrize("form", ["nnx", pytest.param("linen", marks=pytest.mark.full)])
-def test_scan_over_layers_remat_and_gradient_accumulation_on_a_mesh_of_four_axes(form):
+@pytest.mark.parametrize(
+    ("form", "exchange"),
+    [
+        ("nnx", "direct"),
+        pytest.param("linen", "direct", marks=pytest.mark.full),
+        pytest.param("nnx", "two_hop", marks=pytest.mark.full),
+    ],
+)
+def test_scan_over_layers_remat_and_gradient_accumulation_on_a_mesh_of_four_axes(form, exchange):
     """Layers in a scan under remat, microbatches accumulated in an outer scan, two chunks and overflow, in one jit."""
     mesh = Mesh(np.array(jax.devices()).reshape(2, 2, 4, 2), ("stage", "data", "ep", "tensor"))
-    tight = {"chunks": 2, "cap_factor": 0.05, "block_rows": 4}
+    tight = {"chunks": 2, "cap_factor": 0.05, "block_rows": 4, "exchange": exchange}
     moe = FORMS[form](mesh, topology=Topology.uniform(2, 2), data_axes=("data",), **tight)
     config = moe.config
     keys = jax.random.split(jax.random.key(3), 4)
@@ -157,8 +164,9 @@ def test_scan_over_layers_remat_and_gradient_accumulation_on_a_mesh_of_four_axes
     assert error(grads["router"], want_grads["router"]) <= 2e-5
 
 
-def test_pmap_gives_the_same_rows_as_shard_map():
-    config = layer(NODES, 16, 3, 2)
+@pytest.mark.parametrize("exchange", ["direct", "two_hop"])
+def test_pmap_gives_the_same_rows_as_shard_map(exchange):
+    config = layer(NODES, 16, 3, 2, exchange=exchange)
     params = init_params(jax.random.key(0), config)
     x = tokens(8, 9)
     y, metrics = jax.pmap(
@@ -173,8 +181,9 @@ def test_pmap_gives_the_same_rows_as_shard_map():
     jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
 
 
-def test_types_are_checked_under_check_vma():
-    config = layer(NODES, 16, 3, 2)
+@pytest.mark.parametrize("exchange", ["direct", "two_hop"])
+def test_types_are_checked_under_check_vma(exchange):
+    config = layer(NODES, 16, 3, 2, exchange=exchange)
     params, x = init_params(jax.random.key(0), config), tokens(72)
     checked = with_gradients(lambda p, x, mask: run_on_mesh(config, p, x, mask, check_vma=True))
     dense = with_gradients(lambda p, x, chosen: (dense_layer(p, x, config, chosen),))

@@ -368,28 +368,33 @@ DISAGREED = {
 
 @pytest.mark.full
 @pytest.mark.parametrize("model", REVIEW)
-@pytest.mark.parametrize("exchange", ["xla", "device"])
-def test_the_models_forecasts(aot: Compiler, model: str, exchange: str) -> None:
+@pytest.mark.parametrize(("carrier", "exchange"), [("xla", "direct"), ("device", "direct"), ("xla", "auto")])
+def test_the_models_forecasts(aot: Compiler, model: str, carrier: str, exchange: str) -> None:
     """Of today's program; the review's figures are of the one before, and stand until a change makes it faster."""
     shape = SHAPES[model]
     topology = Topology.uniform(4 if model.startswith("qwen") else 2, 8)
     config = LayerConfig(
         shape.hidden, shape.ffn, shape.num_experts, shape.top_k, topology, router=shape.router,
-        router_options=shape.router_options, chunks=2, overflow="flag", transport=exchange, hardware=H800.hardware,
+        router_options=shape.router_options, chunks=2, overflow="flag", transport=carrier, exchange=exchange,
+        hardware=H800.hardware,
     )  # fmt: skip
     mesh = aot.mesh(topology.num_domains, 8)
-    if exchange == "device":
+    if carrier == "device":
         transport.init(mesh, "ep", configs=config, compile_only=True)
     try:
         found = Report.of(compile_layer(config, mesh, 4096).program, H800, topology.num_domains)
     finally:
-        if exchange == "device":
+        if carrier == "device":
             transport.shutdown("ep")
     told = found.json()
     kept = ("kernels", "forecast_ms", "forward_ms", "bound_ms", "range_ms", "categories_us", "waits_us", "losses")
     commit = subprocess.run(["git", "rev-parse", "HEAD"], capture_output=True, text=True, check=True).stdout.strip()
-    record(REPORT, f"{model}, {exchange}", {"commit": commit, **{name: told[name] for name in kept}})
-    if exchange == "xla":
+    record(
+        REPORT,
+        f"{model}, {carrier}" + ", auto" * (exchange == "auto"),
+        {"commit": commit, **{name: told[name] for name in kept}},
+    )
+    if (carrier, exchange) == ("xla", "direct"):
         for index, skew in enumerate(SKEWS):
             here = found.forecasts[skew]
             for category, modelled in REVIEW[model].items():
