@@ -1,4 +1,4 @@
-"""The layer as users meet it: Flax modules, larger meshes, scan, remat, accumulation, pmap, replay, drop, bad input."""
+"""The layer as users meet it: Flax modules, larger meshes, scan, remat, accumulation, replay, drop, bad input."""
 
 import dataclasses
 
@@ -10,7 +10,7 @@ from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
 
 import topoep_jax
-from tests.moe_test import NODES, Scenario, assert_equals_dense, error, layer, make_inputs, run_on_mesh, with_gradients
+from tests.moe_test import NODES, Scenario, error, layer, make_inputs, run_on_mesh
 from tests.moe_test import Program as LayerProgram
 from tests.support.dense import dense_layer
 from tests.support.moe_forms import FORMS, SIZES
@@ -162,42 +162,6 @@ def test_scan_over_layers_remat_and_gradient_accumulation_on_a_mesh_of_four_axes
     assert abs(loss - want_loss) <= 2e-6 * abs(want_loss)
     assert error(grads["w"], want_grads["w"]) <= 2e-5
     assert error(grads["router"], want_grads["router"]) <= 2e-5
-
-
-@pytest.mark.parametrize("exchange", ["direct", "two_hop"])
-def test_pmap_gives_the_same_rows_as_shard_map(exchange):
-    config = layer(NODES, 16, 3, 2, exchange=exchange)
-    params = init_params(jax.random.key(0), config)
-    x = tokens(8, 9)
-    y, metrics = jax.pmap(
-        lambda w, router, x: moe_layer({"w": w, "router": router}, x, axis_name="ep", config=config),
-        axis_name="ep",
-        in_axes=(0, None, 0),
-        devices=jax.devices()[:8],
-    )(np.asarray(params["w"]).reshape(8, 2, -1), np.asarray(params["router"]), np.asarray(x))
-    whole = jax.jit(lambda p, x: run_on_mesh(config, p, x, jnp.ones((72,), bool)))
-    want, want_metrics, _ = whole(params, x.reshape(72, -1))
-    np.testing.assert_array_equal(np.asarray(y).reshape(72, -1), want)
-    jax.tree.map(np.testing.assert_array_equal, metrics, want_metrics)
-
-
-@pytest.mark.parametrize("exchange", ["direct", "two_hop"])
-def test_types_are_checked_under_check_vma(exchange):
-    config = layer(NODES, 16, 3, 2, exchange=exchange)
-    params, x = init_params(jax.random.key(0), config), tokens(72)
-    checked = with_gradients(lambda p, x, mask: run_on_mesh(config, p, x, mask, check_vma=True))
-    dense = with_gradients(lambda p, x, chosen: (dense_layer(p, x, config, chosen),))
-    assert_equals_dense(LayerProgram("checked", config, 9), checked, dense, Scenario("skewed", skew=1.5))
-    with pytest.raises(ValueError, match="out_specs"):
-        jax.jit(
-            jax.shard_map(
-                lambda p, x: moe_layer(p, x, axis_name="ep", config=config)[1].slots_used,
-                mesh=MESH,
-                in_specs=({"w": P("ep"), "router": P()}, P("ep")),
-                out_specs=P(),
-                check_vma=True,
-            )
-        ).trace(params, x)
 
 
 def test_replay_reproduces_the_output_and_its_padding_adds_no_load(make_moe):

@@ -2,7 +2,7 @@
 
     python -m tests.support.forecast_table     # prints results/full/forecast.json as Markdown
 
-`tests/aot/forecast_test.py` computes and writes that file with `-m full`.
+`tests/aot/forecast_models_test.py` computes and writes that file with `-m full`.
 """
 
 import dataclasses
