@@ -24,7 +24,7 @@ from topoep_jax.simulate.published import LAYERS
 FITTED = "h800_fitted"
 _SEEDS = 5
 _OF_THE_LAYER = (
-    *("microbatches", "optimizer_ms", "chunks", "residuals", "launch_us", "plan_us", "pulls"),
+    *("microbatches", "optimizer_ms", "chunks", "exchange", "residuals", "launch_us", "plan_us", "pulls"),
     *("inter_gbps", "intra_gbps"),
 )
 
@@ -43,6 +43,7 @@ def define() -> Flags:
     values.add("dense_ms", float, dense, least=0)
     values.add("optimizer_ms", float, "once a step (default: 0)", least=0)
     values.add_knob("chunks", 2)
+    values.add_knob("exchange", LayerConfig.exchange)
     values.add_knob("residuals", LayerConfig.residuals)
     values.add("launch_us", int, "fixed time of a collective, assumed", LayerRates.launch_us, least=0)
     plan_us = "time of the planner on the GPU, assumed: the paper's"
@@ -70,7 +71,9 @@ def run(values: Flags) -> Iterator[str]:
         raise ValueError(f"--seeds={len(seeds)}, but {values.trace} has {study.num_samples} samples")
     top_k = _top_k(values, study)
     setting = _setting(values, study, top_k, fitted=fitted)
-    config = dataclasses.replace(study.layer, chunks=values.chunks, residuals=values.residuals)
+    knobs = {name: getattr(values, name) for name in ("chunks", "exchange", "residuals")}
+    config = dataclasses.replace(study.layer, **knobs)
+    study = dataclasses.replace(study, layer=config)
     samples: dict[float | None, list[Sample]] = {}
     for sample in study.samples(skews, seeds):
         samples.setdefault(sample.skew, []).append(sample)

@@ -67,6 +67,7 @@ class Answer:
     def _record(self, outcome: Outcome) -> dict[str, Any]:
         plans, verdict = self.plans[outcome.planner], outcome.verdict
         link, rank, link_ms = outcome.steps.each[0].busiest_link()
+        nic_bytes, nvlink_bytes = outcome.steps.each[0].busiest_bytes()
         quotable = self.may_quote(outcome)
         return {
             "kind": "simulated",
@@ -91,6 +92,9 @@ class Answer:
             "replica": statistics.mean(plan.replica for plan in plans),
             "cap_met": statistics.mean(Status.CAP_MET in plan.status for plan in plans),
             "busiest_rank": outcome.steps.each[0].timeline.busiest_rank(),
+            "exchange": self.study.layer.exchange,
+            "nic_bytes": nic_bytes,
+            "nvlink_bytes": nvlink_bytes,
             "busiest_link": {"class": link, "rank": rank, "layer_ms": link_ms},
             "layer_phases_ms": {
                 phase: {"busy": share.busy_ps / _MS, "alone": share.exposed_ps / _MS}

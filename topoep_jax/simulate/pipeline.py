@@ -21,6 +21,8 @@ from topoep_jax.transfer import slice_rows
 
 _GRAD_BYTES = 4
 """Replica gradients travel in f32, router weights too."""
+_MEMORY_GBS = 3350
+"""Of an H100's and an H800's memory."""
 US = 1_000_000
 """Picoseconds."""
 
@@ -160,14 +162,30 @@ class _Layer:
         return self.program.exchange(name, phase, moved, launches * self.launch, after)
 
     def dispatch(self, name: str, chunk: int, after: list[int]) -> int:
-        return self.exchange(name, "dispatch", self._moved(chunk), after)
+        """Rows to their instances; in two launches, gateways copy and forward what the first brought."""
+        if not self.work.hops:
+            return self.exchange(name, "dispatch", self._moved(chunk), after)
+        first, forwarded = self._launches(chunk)
+        begun = self.exchange(name, "dispatch", first, after)
+        fixed = self.launch + self._copied(forwarded)
+        return self.program.exchange(f"{name} forward", "dispatch", forwarded, fixed, [begun])
 
     def again(self, name: str, chunk: int, after: list[int]) -> list[int]:
         """Rows that were not kept."""
         return [self.dispatch(name, chunk, after)] if self.work.config.residuals == "none" else []
 
     def combine(self, name: str, chunk: int, after: list[int]) -> int:
-        return self.exchange(name, "combine", self._moved(chunk).T, after)
+        """Rows home; in two launches, gateways' sums go home once the last chunk is there."""
+        if not self.work.hops:
+            return self.exchange(name, "combine", self._moved(chunk).T, after)
+        first, forwarded = self._launches(chunk, tokens=False)
+        gathered = self.exchange(f"{name} gather", "combine", forwarded.T, after)
+        own = self.exchange(name, "combine", first.T, [gathered])
+        if chunk != self.last:
+            return own
+        held = np.sum([self._launches(other)[1] for other in range(self.chunks)], axis=0)
+        tokens = np.zeros_like(first) if self.work.tokens is None else self.work.tokens * self.costs[0].token_bytes
+        return self.program.exchange(f"{name} rails", "combine", tokens.T, self.launch + self._copied(held), [own])
 
     def pull(self, name: str, after: list[int]) -> list[int]:
         """The pull of replicas, where the layer has slots; it is launched even when the plan has none."""
@@ -215,6 +233,18 @@ class _Layer:
         # What arrives comes through all ranks of the domain alike.
         forwarded = ~crosses * ((moved * crosses).sum(0) // (~crosses).sum(0))
         return moved * crosses * once // 1000 + moved * ~crosses + forwarded
+
+    def _launches(self, chunk: int, *, tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
+        """int64 [R, R] bytes of a chunk in both launches; the first without tokens, if asked for."""
+        first, forwarded = self.work.launches(chunk)
+        if not tokens and self.work.tokens is not None and chunk == 0:
+            first = first - self.work.tokens
+        return first * self.costs[0].token_bytes, forwarded * self.costs[0].token_bytes
+
+    @staticmethod
+    def _copied(forwarded: np.ndarray) -> np.ndarray:
+        """int64 [R] picoseconds in which gateways read and write so many bytes [R, R], before they send."""
+        return np.asarray(2 * forwarded.sum(axis=1) * 1000 / (Rates.memory_share * _MEMORY_GBS), np.int64)
 
     def _strips(self, matrix: Matrix) -> int:
         config = self.work.config

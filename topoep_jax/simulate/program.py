@@ -58,7 +58,9 @@ class Program:
         """Work of each rank by itself; `ps` is int64 [R], or one time for all. Returns the task's number."""
         return self._add(Task(name, phase, "compute", tuple(after), self._each(ps)))
 
-    def exchange(self, name: str, phase: str, moved: np.ndarray, fixed_ps: int, after: Iterable[int] = ()) -> int:
+    def exchange(
+        self, name: str, phase: str, moved: np.ndarray, fixed_ps: np.ndarray | int, after: Iterable[int] = ()
+    ) -> int:
         """Bytes int64 [R, R] from rank to rank, after a fixed time; what stays on a rank is not moved."""
         away = moved * ~np.eye(self.num_ranks, dtype=bool)
         return self._add(Task(name, phase, "communication", tuple(after), self._each(fixed_ps), away))

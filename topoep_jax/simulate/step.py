@@ -99,6 +99,11 @@ class Simulation:
             if phase not in ("dense", "optimizer")
         }
 
+    def busiest_bytes(self) -> tuple[int, int]:
+        """Bytes on the busiest NIC and on the busiest NVLink port, per layer and microbatch."""
+        nic, nvlink = self.timeline.link_bytes().max(axis=1) // (self.step.layers * self.step.microbatches)
+        return int(nic), int(nvlink)
+
     def busiest_link(self) -> tuple[str, int, float]:
         """The link that carries longest: its class, its rank, and the milliseconds per layer and microbatch."""
         busy = self.timeline.link_busy_ps()

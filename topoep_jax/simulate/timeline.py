@@ -86,6 +86,12 @@ class Timeline:
                 total += times[id(moved)] * self.links.busy_ps(self.links.split(moved))
         return total
 
+    def link_bytes(self) -> np.ndarray:
+        """int64 [2, R], bytes on each rank's NIC and NVLink, of the busier direction of each exchange."""
+        moved = [self.links.split(task.moved) for task in self.program.tasks if task.moved is not None]
+        nothing = np.zeros((2, self.program.num_ranks), np.int64)
+        return sum((np.maximum(both.sum(axis=1), both.sum(axis=2)) for both in moved), nothing)
+
     def breakdown(self, rank: int) -> dict[str, Share]:
         """What a rank's step was spent on, phase by phase in order of appearance; exposed parts sum to the step."""
         begin, end = self.begin[:, rank], self.end[:, rank]

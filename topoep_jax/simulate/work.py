@@ -45,6 +45,11 @@ class Work:
         """The rows of all ranks."""
         return int(self.rows.sum())
 
+    @property
+    def hops(self) -> bool:
+        """Whether the layer's program has two launches, even if this plan needs one."""
+        return self.config.exchange != "direct" and Rails.of(self.config.topology) is not None
+
     @functools.cached_property
     def tokens(self) -> np.ndarray | None:
         """int64 [R, R] tokens from each source to its gateways; None where rows travel as they are.
@@ -52,7 +57,7 @@ class Work:
         They are expected as if a token's experts were independent.
         """
         rails, rows = Rails.of(self.config.topology), self.rows.sum(0)
-        if self.config.exchange == "direct" or rails is None:
+        if not self.hops or rails is None:
             return None
         tokens, top_k = self.num_assignments // self.config.top_k, self.config.top_k
         if bool(is_direct(self.config, rails, jnp.asarray(rows[:, :, None], jnp.int32), tokens, top_k)):
