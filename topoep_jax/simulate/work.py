@@ -121,6 +121,8 @@ def work_of(config: LayerConfig, plan: Plan, *, balanced: bool, num_assignments:
 def work_of_planner(config: LayerConfig, planner: str, plan: Plan, num_assignments: int | None = None) -> Work:
     """The work of a planner's plan, as `work_of`: balanced unless the planner is "none" or the plan has no slots."""
     balanced = planner != "none" and plan.slot_expert.shape[1] > 0
+    if planner == "none":  # whose gateways have more room
+        config = dataclasses.replace(config, planner=planner)
     return work_of(config, plan, balanced=balanced, num_assignments=num_assignments)
 
 
