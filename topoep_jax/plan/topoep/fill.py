@@ -13,10 +13,10 @@ def fill(context: Context, selection: Selection, moves: int) -> tuple[np.ndarray
     Args:
       context: the problem.
       selection: the remote experts that each domain serves, and the rows that are left for its own.
-      moves: most moves that level a domain after its slots were filled.
+      moves: most moves that level a domain after its slots were filled (`Effort.fill_moves`).
 
     Returns:
-      The experts of the slots, int64 [R, N], and the rows of all instances, int64 [R, J].
+      The experts of the slots, int64 [R, N], `NOWHERE` if free, and the rows of all instances, int64 [R, J].
     """
     slot_expert = np.zeros((context.ranks, context.slots), np.int64)
     rows = np.zeros((context.ranks, context.instances), np.int64)

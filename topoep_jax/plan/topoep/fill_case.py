@@ -37,8 +37,9 @@ class FillCase:
     """One domain in one variant, from the mains alone to a filled domain.
 
     A variant is a level up to which ranks fill, and whether remote experts are dealt out evenly. The level is
-    `LOW_PERMILLE` (variants 0 and 1) or `HIGH_PERMILLE` (2 and 3) of the fair load, or of the domain's own fair load if
-    that is larger. In odd variants no rank holds more than ceil(remote experts / ranks) remote experts, at least 1.
+    `LOW_PERMILLE` (variants 0 and 1) or `HIGH_PERMILLE` (2 and 3) of the fair load, or of the domain's own fair load,
+    ceil(rows it executes x 1000 / its speeds), if that is larger; rounded down. In odd variants no rank holds more than
+    ceil(remote experts served / ranks) remote experts, at least 1. Of equal ranks and experts the lower comes first.
 
     Attributes:
       ranks: the G ranks of the domain, ascending; a position g is an index into it.
@@ -49,12 +50,12 @@ class FillCase:
       main_rows: [G][P].
       load: [G], rows of each rank.
       remote: [G], remote experts that each rank holds.
-      items: the remote experts, most rows first; then the pieces carved off mains, by rank, of the largest main first.
+      items: the remote experts served, most rows first; then carved pieces, by rank, of its largest main first.
       infeasible: whether a remote expert found no slot at all.
     """
 
     def __init__(self, context: Context, selection: Selection, domain: int, variant: int) -> None:
-        """Starts with all rows at the mains, and carves off what is above the level."""
+        """Starts with the rows that stay at home at their mains, and carves off what is above the level."""
         self.context = context
         self.domain = domain
         self.ranks: list[int] = context.members[domain].tolist()
@@ -89,8 +90,9 @@ class FillCase:
     def cost(self) -> int:
         """Picoseconds: compute of the slowest rank, and on each class of link the most copies that one rank pulls.
 
-        row_ps x level + inter_fs_per_byte x W x remote / 1000 + intra_fs_per_byte x W x local / 1000, each a maximum
-        over ranks.
+        row_ps x L + floor(inter_fs_per_byte x W x remote / 1000) + floor(intra_fs_per_byte x W x local / 1000) at W =
+        expert_bytes. L is the level of a rank's load, remote and local count its slots with remote experts and with
+        those of its domain: each the maximum over ranks, not always of the same one.
         """
         cost = self.context.problem.cost
         local = max(
@@ -103,7 +105,7 @@ class FillCase:
         )
 
     def _carve(self, g: int) -> None:
-        """Takes what a rank has above the level off its mains, the largest first (the lower expert of equals)."""
+        """Takes what a rank has above its share of the level off its mains, the largest first (the lower of equals)."""
         excess = -self._room(g)
         for main in sorted(range(self.context.mains), key=lambda main: -self.main_rows[g][main]):
             piece = min(excess, self.main_rows[g][main])
@@ -117,9 +119,10 @@ class FillCase:
     def _place_next(self) -> bool:
         """Gives the largest item that some rank may take a slot on the one with most room; False if none is left.
 
-        Of equal items the first of `items` goes, of equal rooms to the lower rank. Of each remote expert that still has
-        rows to place one slot is waited for. Only if more are free does a remote expert with more rows than the room
-        leave the rest for another slot; carved pieces do so anyway. Without room a remote expert is placed whole.
+        The largest has most rows left; of equal items the first of `items` goes, of equal rooms to the lower rank. Of
+        each remote expert that still has rows to place one slot is waited for. Only if more are free does a remote
+        expert with more rows than the room leave the rest for another slot; carved pieces do so anyway. Without room a
+        remote expert is placed whole.
         """
         free = sum(experts.count(NOWHERE) for experts in self.slot_expert)
         waiting = sum(item.remote and item.rows > 0 for item in self.items)
@@ -136,7 +139,11 @@ class FillCase:
         return False
 
     def _may_take(self, g: int, item: Item, free: int, waiting: int) -> bool:
-        """Whether rank g may get an instance for an item, where so many slots are free and are waited for."""
+        """Whether rank g may get an instance for an item, where so many slots are free and are waited for.
+
+        A remote expert with a slot already gets more if each that waits, itself included, can have one; a carved piece
+        if another slot is left, and only on a rank with room.
+        """
         if item.rows == 0 or NOWHERE not in self.slot_expert[g] or self._holds(g, item.expert):
             return False
         if item.remote:
@@ -188,7 +195,7 @@ class FillCase:
         return mains + list(zip(self.slot_expert[g], self.slot_rows[g], strict=True))
 
     def _may_add(self, g: int, expert: int) -> bool:
-        """Whether rank g may get another expert."""
+        """Whether rank g has a free slot for another expert, which if remote keeps within `remote_limit`."""
         full = self._is_remote(expert) and self.remote[g] >= self.remote_limit
         return NOWHERE in self.slot_expert[g] and not full
 
@@ -222,7 +229,7 @@ class FillCase:
         return bool(self.context.home[expert] != self.domain)
 
     def _room(self, g: int) -> int:
-        """Rows from the load of rank g up to the level."""
+        """Rows from the load of rank g up to its share of the level, in rows of this rank; negative if above."""
         return self.context.share(self.ranks[g], self.level) - self.load[g]
 
     def _level_of(self, g: int) -> int:

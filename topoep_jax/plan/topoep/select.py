@@ -10,7 +10,7 @@ from topoep_jax.plan.topoep.effort import SIXTEENTHS, Candidate, served_experts
 
 @dataclasses.dataclass(frozen=True)
 class Selection:
-    """What each domain executes: its own experts, for whoever serves them not itself, and remote ones for itself.
+    """What each domain executes: its own experts, for all who do not serve them themselves, and remote ones for itself.
 
     Attributes:
       selected: for each domain the remote experts that it serves, most rows first.
@@ -26,10 +26,10 @@ class Selection:
 
 
 def select(context: Context, candidate: Candidate) -> Selection:
-    """Each domain takes the first K_d of its pairs that their main rank lets go.
+    """Each domain takes the first K_d (`served_experts`) of its pairs that their main rank lets go.
 
     A main rank lets its best pairs go, at most `own` of them, and each only while the rows that it would still receive
-    from other domains are above its target, `inbound` sixteenths of the mean.
+    from other domains, were all better pairs taken, are above floor(`inbound` x mean / 16), or `inbound` is 0.
     """
     target = -1 if candidate.inbound == 0 else context.mean_inbound * candidate.inbound // SIXTEENTHS
     left = context.inbound[context.main_rank] - context.before  # [M, E], rows that the main rank still receives

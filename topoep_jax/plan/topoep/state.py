@@ -23,7 +23,7 @@ class Taker(NamedTuple):
 
 @dataclasses.dataclass
 class State:
-    """One plan under construction; its slots are in the order in which they were filled.
+    """One plan under construction; its slots are in no order and may be free anywhere, until `finish` sorts them.
 
     The instances of a rank are its P mains, then its N slots.
 
