@@ -16,9 +16,10 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support.dense import dense_layer
 from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
-from topoep_jax._arrays import zeros_after
+from topoep_jax._arrays import empty_like_rows, zeros_after
 from topoep_jax.dispatch import Rails
 from topoep_jax.dispatch import api as dispatch_api
+from topoep_jax.dispatch import rows as rows_by_index
 from topoep_jax.transfer import api as transfer_api
 
 NODES = Topology.uniform(2, 4)
@@ -225,8 +226,15 @@ def with_gradients(function, *, garbage=False):
 
     def traced(*args):
         with pytest.MonkeyPatch.context() as patch:
-            for module in (dispatch_api, transfer_api) if garbage else ():
-                patch.setattr(module, "zeros_after", lambda *like: jnp.full_like(zeros_after(*like), jnp.nan))
+            if garbage:
+                patch.setattr(transfer_api, "zeros_after", lambda *like: jnp.full_like(zeros_after(*like), jnp.nan))
+                patch.setattr(dispatch_api, "empty_like_rows", lambda *x: jnp.full_like(empty_like_rows(*x), jnp.nan))
+                # What no index asks for.
+                anything = lambda index, values: jnp.where(index[:, None], jnp.nan, values).astype(values.dtype)  # noqa: E731
+                pick, add = rows_by_index._pick, rows_by_index._add
+                patch.setattr(rows_by_index, "_pick", lambda rows, i: anything(i < 0, pick(rows, i)))
+                unread = rows_by_index.UNREAD
+                patch.setattr(rows_by_index, "_add", lambda rows, i: anything(i[:, 0] == unread, add(rows, i)))
             return differentiated(*args)
 
     return jax.jit(traced)

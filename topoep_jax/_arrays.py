@@ -16,3 +16,11 @@ def zeros_after(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.A
     """
     _, zero = lax.optimization_barrier((x, jnp.zeros((), dtype)))
     return vary_like(jnp.broadcast_to(zero, shape), x)
+
+
+def empty_like_rows(x: jax.Array, num_rows: int) -> jax.Array:
+    """[num_rows, ...] of the dtype of x [n, ...], holding anything: memory that takes no time to make.
+
+    Only for what is written before it is read. Platforms that have no such memory fill it with zeros.
+    """
+    return vary_like(lax.empty((num_rows, *x.shape[1:]), x.dtype), x)

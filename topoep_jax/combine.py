@@ -3,11 +3,11 @@
 import jax
 import jax.numpy as jnp
 
-from topoep_jax.dispatch import TwoHop, Window
+from topoep_jax.dispatch import Moves, TwoHop, Window, add
 from topoep_jax.transport import exchange
 
 
-def combine(rows: jax.Array, into: jax.Array, window: Window, axis_name: str) -> jax.Array:
+def combine(rows: jax.Array, into: jax.Array, window: Moves, axis_name: str) -> jax.Array:
     """Sends the rows of a window back to where `dispatch` took them from.
 
     Args:
@@ -47,27 +47,18 @@ def combine_own(rows: jax.Array, into: jax.Array, win: Window, axis_name: str) -
     return exchange(rows, into, win.hop.first_home, axis_name)
 
 
+def sum_at_gateways(gathered: jax.Array, two: TwoHop) -> jax.Array:
+    """[(M - 1) T, H]: the sums of each token's rows [Cg, H], k ascending, that this gateway sends home."""
+    with jax.named_scope("topoep_gateway"):
+        return add(gathered, two.partial)
+
+
+def combine_sums(sums: jax.Array, into: jax.Array, two: TwoHop, axis_name: str) -> jax.Array:
+    """Launch 1 on the way home: `into` [A + (M - 1) T, H] with the sums of other domains at its end."""
+    return exchange(sums, into, two.rail_home, axis_name)
+
+
 @jax.named_scope("topoep_sum_over_experts")
-def sum_two_hop(rows: jax.Array, gathered: jax.Array, two: TwoHop, axis_name: str) -> jax.Array:
-    """Adds up each token at its gateways, brings the sums home, and adds them to what is there.
-
-    Args:
-      rows: [A + (M - 1) T, H], of which [A, H] own rows are home.
-      gathered: [Cg, H] at this gateway.
-      two: tables of the plan.
-      axis_name: the expert-parallel axis.
-
-    Returns:
-      [T, H] in the dtype of `rows`: own rows, k ascending, then sums of other domains, in f32.
-    """
-    sums = _masked_sum(gathered, two.partial).astype(rows.dtype)
-    rows = exchange(sums, rows, two.rail_home, axis_name)
-    return _masked_sum(rows, two.sums).astype(rows.dtype)
-
-
-def _masked_sum(rows: jax.Array, index: jax.Array) -> jax.Array:
-    """f32 [m, H]: the sum of rows [n, H] by index int32 [m, k], one after the other; -1 adds nothing."""
-    total = jnp.zeros((index.shape[0], rows.shape[1]), jnp.float32)
-    for at in index.T:
-        total = total + jnp.where(at[:, None] >= 0, rows[jnp.maximum(at, 0)], 0).astype(jnp.float32)
-    return total
+def sum_two_hop(rows: jax.Array, two: TwoHop) -> jax.Array:
+    """[T, H]: each token's own rows, k ascending, then its sums of other domains: [A + (M - 1) T, H] that are home."""
+    return add(rows, two.sums)

@@ -11,6 +11,7 @@ from tests.support.plans import PLAN_KINDS, many_plans, random_demand, random_pl
 from topoep_jax import LayerConfig, Topology
 from topoep_jax.combine import combine, sum_over_experts
 from topoep_jax.dispatch import as_triple, build_layout, dispatch, extent_of, send_order, window
+from topoep_jax.dispatch.rails import receive_order
 from topoep_jax.plan import Plan
 
 CASES = [(1, 4, 0, 1), (2, 8, 3, 2), (8, 16, 2, 1), (8, 8, 4, 2)]  # ranks, experts, slots, chunks
@@ -33,27 +34,36 @@ def make_config(num_ranks, num_experts, num_slots, chunks, cap_factor=0.5):
 
 def place_one_by_one(config, expert_idx, slot_expert, quota):
     """{(rank, virtual row): (source, assignment)}, the definition of the layout in plain loops."""
-    num_ranks, mains = config.num_ranks, config.num_mains
-    first_slot_row = sum(config.window_rows(NUM_TOKENS * TOP_K)[:-1])
+    mains, domain = config.num_mains, config.topology.domain_of_rank
+    ahead_rows = sum(config.window_rows(NUM_TOKENS * TOP_K)[:-1])
     queue = {}
-    for source in range(num_ranks):
+    for source in range(config.num_ranks):
         for assignment, expert in enumerate(expert_idx[source].reshape(-1)):
             if expert >= 0:
                 queue.setdefault((source, int(expert)), []).append(assignment)
     taken = dict.fromkeys(queue, 0)
     placed = {}
-    for rank in range(num_ranks):
-        row = 0
+    for rank in range(config.num_ranks):
         experts = [rank * mains + j for j in range(mains)] + slot_expert[rank].tolist()
+        served = {}
         for j, expert in enumerate(experts):
-            row = -(-row // BLOCK) * BLOCK
-            if j == mains:
-                row = max(row, first_slot_row)
-            for source in range(num_ranks):
+            for source in range(config.num_ranks):
+                key = source, expert
                 for _ in range(quota[source, rank, j]):
-                    placed[rank, row] = (source, queue[source, expert][taken[source, expert]])
-                    taken[source, expert] += 1
-                    row += 1
+                    served.setdefault((j, source), []).append((source, queue[key][taken[key]]))
+                    taken[key] += 1
+        first, row, room = 0, ahead_rows, ahead_rows
+        for j in range(len(experts)):
+            sources = receive_order(config.topology)[rank]
+            rows = [row for source in sources for row in served.get((j, source), [])]
+            own = sum(len(served.get((j, s), [])) for s in sources if domain[s] == domain[rank])
+            # Whole blocks of mains' rows that do not leave their domain go to chunk 1, as far as it holds them.
+            ahead = min(own // BLOCK * BLOCK, room) if j < mains else 0
+            room -= ahead
+            placed |= {(rank, first + i): who for i, who in enumerate(rows[:ahead])}
+            placed |= {(rank, row + i): who for i, who in enumerate(rows[ahead:])}
+            first += ahead
+            row += -(-(len(rows) - ahead) // BLOCK) * BLOCK
     assert all(taken[key] == len(queue[key]) for key in queue)
     return placed
 
@@ -87,16 +97,19 @@ def compiled_round_trip(config, num_windows, mesh=None):
         sizes = config.window_rows(expert_idx.size)
         sizes = (sizes + (sum(sizes),) * num_windows)[:num_windows]
         for index, size in enumerate(sizes):
-            mains_only = config.chunks == 2 and index == 0
-            count = config.num_mains if mains_only else config.num_instances
-            win = window(layout, lo, size, BLOCK, count)
+            is_ahead = config.chunks == 2 and index == 0
+            count = config.num_mains if is_ahead else config.num_instances
+            win = window(layout.ahead if is_ahead else layout.rest, lo, size, BLOCK, count)
             buffer = dispatch(sent, win, "ep")
             received.append((buffer, jnp.repeat(win.block_instance, BLOCK)))
             returned = combine(buffer, returned, win, "ep")
             lo += size
         buffers, owners = (jnp.concatenate(parts) for parts in zip(*received, strict=True))
         tokens = sum_over_experts(returned, place, expert_idx.shape[0])
-        return buffers, owners, returned[place], tokens, layout.passes[None], layout.start[None], layout.aligned[None]
+        starts, aligned = (
+            jnp.stack(both)[None] for both in zip(*((p.start, p.aligned) for p in layout[:2]), strict=True)
+        )
+        return buffers, owners, returned[place], tokens, layout.passes[None], starts, aligned
 
     mesh = mesh or Mesh(np.array(jax.devices()[: config.num_ranks]), ("ep",))
     specs = (P("ep"), P("ep"), P(), P(), P())
@@ -124,7 +137,8 @@ def test_every_row_lands_where_one_by_one_placement_puts_it(case):
         for (rank, row), (source, assignment) in placed.items():
             want[rank, row] = 1 + source * num_assignments + assignment
             instance = owners[rank, row]
-            assert start[rank, instance] <= row < start[rank, instance] + aligned[rank, instance]
+            inside = (start[rank, :, instance] <= row) & (row < (start + aligned)[rank, :, instance])
+            assert inside.sum() == 1
         np.testing.assert_array_equal(buffers, want)
         last_row = max((row for _, row in placed), default=0)
         assert len(set(passes.tolist())) == 1
@@ -146,15 +160,13 @@ def test_the_triple_names_the_instance_that_executes_each_assignment(case):
         plan = Plan(slot_expert, quota, quota.sum((0, 2)), np.zeros(2, np.int32), np.zeros((), np.int32))
         weight = rng.random(expert_idx.shape).astype(np.float32)
         want = np.full((num_ranks, NUM_TOKENS * TOP_K), -1)
-        start, rows_of = {}, quota.sum(0)
-        placed = place_one_by_one(config, expert_idx, slot_expert, quota)
-        for (rank, _), (source, assignment) in sorted(placed.items()):
-            instance, left = start.get(rank, (-1, 0))
-            while left == 0:
-                instance += 1
-                left = rows_of[rank, instance]
-            start[rank] = (instance, left - 1)
-            want[source, assignment] = rank * num_instances + instance
+        for source in range(num_ranks):
+            served = quota[source].copy()
+            for assignment, expert in enumerate(expert_idx[source].reshape(-1)):
+                held = np.concatenate([np.arange(config.num_experts).reshape(num_ranks, -1), slot_expert], axis=1)
+                for rank, instance in np.argwhere((held == expert) & (served > 0))[:1] if expert >= 0 else ():
+                    served[rank, instance] -= 1
+                    want[source, assignment] = rank * num_instances + instance
         for rank in range(num_ranks):
             physical, instance, rerouted = (np.asarray(v) for v in run(plan, expert_idx[rank], weight[rank], rank))
             np.testing.assert_array_equal(instance.reshape(-1), want[rank])
@@ -229,6 +241,27 @@ def test_one_pass_suffices_within_the_cap_and_windows_tile_every_plan(chunks):
     assert passes.max() >= 3
 
 
+def are_the_plan(config, layout, quota):
+    """Both parts are the plan; what is ahead comes first, and from the own domain, for mains."""
+    me, (ahead, rest) = jax.lax.axis_index("ep"), layout[:2]
+    domain = jnp.asarray(config.topology.domain_of_rank)
+    return (
+        (ahead.send_rows + rest.send_rows == quota[me]).all()
+        & (ahead.recv_rows + rest.recv_rows == quota[:, me]).all()
+        & (ahead.send_in + ahead.send_rows == rest.send_in).all()
+        & (ahead.recv_in + ahead.recv_rows == rest.recv_in).all()
+        & ((ahead.recv_rows == 0) | (domain == domain[me])[:, None]).all()
+        & (ahead.recv_rows[:, config.num_mains :] == 0).all()
+        & (ahead.recv_rows.sum(0) == ahead.aligned).all()
+    )
+
+
+def tiles(begin, size, whole_begin, whole_size):
+    """Pieces [W, R, J] follow each other without a gap, and together are the whole."""
+    done = jnp.cumsum(size, 0) - size
+    return ((begin == whole_begin[None] + done) | (size == 0)).all() & (size.sum(0) == whole_size).all()
+
+
 def layout_laws(config):
     """(omega, slot_expert, quota) of one plan -> passes, overflow_rows, and whether each law of its windows holds."""
     num_assignments, num_ranks = NUM_TOKENS * TOP_K, config.num_ranks
@@ -239,18 +272,29 @@ def layout_laws(config):
     def of_plan(omega, slot_expert, quota):
         def on_rank(_):
             layout = build_layout(config, omega, slot_expert, quota, num_assignments, "ep")
-            first = [seen(layout, sum(sizes[:i]), i) for i in range(len(sizes))]
-            rest = jax.vmap(lambda lo: seen(layout, lo, len(sizes)))(later)
-            windows = jax.tree.map(lambda *v: jnp.concatenate([jnp.stack(v[:-1]), v[-1]]), *first, rest)
-            (send_from, send_size, send_at), (recv_from, recv_size, recv_at), placed = windows
+            ahead = [seen(layout.ahead, 0, 0, config.num_mains)] if len(sizes) > 1 else []
+            lo = sum(sizes[:-1])
+            extra = jax.vmap(lambda lo: seen(layout.rest, lo, len(sizes), config.num_instances))(later)
+            rest = [seen(layout.rest, lo, len(sizes) - 1, config.num_instances)]
+            rest = jax.tree.map(lambda v, w: jnp.concatenate([v[None], w]), rest[0], extra)
             laws = [
-                tiles(send_from, send_size, layout.send_in, layout.send_rows),
-                tiles(send_at, send_size, layout.send_out, layout.send_rows),
-                tiles(recv_from, recv_size, layout.recv_in, layout.recv_rows),
-                tiles(recv_at, recv_size, layout.recv_out, layout.recv_rows),
-                placed.all(),
+                jnp.bool_(len(sizes) > 1) | (layout.ahead.send_rows == 0).all(),
+                are_the_plan(config, layout, quota),
             ]
-            return jnp.stack(laws), (send_from, send_size, send_at), (recv_from, recv_size, recv_at)
+            for part, windows in [
+                (layout.rest, rest),
+                *((layout.ahead, jax.tree.map(lambda v: v[None], w)) for w in ahead),
+            ]:
+                (send_from, send_size, send_at), (recv_from, recv_size, recv_at), placed = windows
+                laws += [
+                    tiles(send_from, send_size, part.send_in, part.send_rows),
+                    tiles(send_at, send_size, part.send_out, part.send_rows),
+                    tiles(recv_from, recv_size, part.recv_in, part.recv_rows),
+                    tiles(recv_at, recv_size, part.recv_out, part.recv_rows),
+                    placed.all(),
+                ]
+            windows = jax.tree.map(lambda v, *w: jnp.concatenate([*(u[None] for u in w), v]), rest, *ahead)
+            return jnp.stack(laws), *windows[:2]
 
         laws, sent, received = jax.vmap(on_rank, axis_name="ep")(jnp.arange(num_ranks))
         # [rank, window, peer, instance]: what a rank sends to a peer is what the peer receives from it.
@@ -258,12 +302,11 @@ def layout_laws(config):
         extent = extent_of(config, quota, num_assignments)
         return extent.passes, extent.overflow_rows, jnp.concatenate([laws.all(0), jnp.stack(agree)])
 
-    def seen(layout, lo, index):
+    def seen(part, lo, index, count):
         """Segments of a window on one rank, each [R, J] and in virtual rows, and whether its blocks are theirs, from
         the first of which on they fill the rows that the window says."""
         rows = sizes[index] if index < len(sizes) else sum(sizes)
-        count = config.num_mains if index + 1 < len(sizes) else config.num_instances
-        win = window(layout, lo, rows, BLOCK, count)
+        win = window(part, lo, rows, BLOCK, count)
         wide = lambda v: jnp.pad(v.reshape(num_ranks, count), ((0, 0), (0, config.num_instances - count)))  # noqa: E731
         virtual = lambda at, size: jnp.where(wide(size) > 0, wide(at) + lo, 0)  # noqa: E731
         there, back = win.dispatch, win.combine
@@ -274,10 +317,5 @@ def layout_laws(config):
         blocks = ((ends == jnp.arange(count)[None, None]) | (size == 0)[None]).all()
         inside = at + size <= (win.first_block * BLOCK + win.filled)[None]
         return sent, received, blocks & (inside | (size == 0)).all() & (size.sum(0) == win.filled).all()
-
-    def tiles(begin, size, whole_begin, whole_size):
-        """Pieces [W, R, J] follow each other without a gap, and together are the whole."""
-        done = jnp.cumsum(size, 0) - size
-        return ((begin == whole_begin[None] + done) | (size == 0)).all() & (size.sum(0) == whole_size).all()
 
     return of_plan

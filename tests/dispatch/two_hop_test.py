@@ -17,7 +17,15 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support.plans import PLAN_KINDS, many_plans
 from topoep_jax import LayerConfig, Topology, init_params, moe_layer
-from topoep_jax.combine import combine, combine_own, gather_at_gateways, sum_over_experts, sum_two_hop
+from topoep_jax.combine import (
+    combine,
+    combine_own,
+    combine_sums,
+    gather_at_gateways,
+    sum_at_gateways,
+    sum_over_experts,
+    sum_two_hop,
+)
 from topoep_jax.dispatch import (
     Rails,
     as_triple,
@@ -27,6 +35,7 @@ from topoep_jax.dispatch import (
     forward,
     gather_places,
     hop,
+    pick,
     send_first,
     send_order,
     window,
@@ -41,7 +50,6 @@ TOPOLOGIES = {
     "domains of one rank": Topology.uniform(8, 1),
 }
 TOKENS, TOP_K, BLOCK, WIDTH = 19, 3, 4, 2
-WINDOWS = (0, 64), (64, 8 * TOKENS * TOP_K)  # which any plan fits
 
 
 class Seen(NamedTuple):
@@ -57,7 +65,7 @@ class Seen(NamedTuple):
 
 
 def config_of(topology, exchange="two_hop"):
-    sizes = {"hidden": 4, "ffn": 4, "num_experts": 16, "top_k": TOP_K, "num_slots": 2, "block_rows": BLOCK}
+    sizes = {"hidden": 4, "ffn": 4, "num_experts": 16, "top_k": TOP_K, "num_slots": 2, "block_rows": BLOCK, "chunks": 2}
     return LayerConfig(**sizes, topology=topology, exchange=exchange, cap_factor=0.2)
 
 
@@ -73,25 +81,38 @@ def compiled(topology, exchange="two_hop"):
         by_token = place.reshape(TOKENS, TOP_K)
         places = gather_places(rails, by_token, "ep")
         two = build_two_hop(config, rails, layout, slot_expert, quota, order, by_token, places, "ep")
-        received, received_two, region = [], [], None
+        received, received_two = [], []
         home = jnp.zeros((order.size, WIDTH))
         rows_home = jnp.zeros((two.source.size, WIDTH))
         gathered = jnp.zeros((two.copy_of.size, WIDTH))
-        for lo, rows in WINDOWS:
-            win = window(layout, lo, rows, BLOCK, config.num_instances)
-            win = win._replace(hop=hop(two, layout, lo, rows, config.num_instances))
+        sizes = config.window_rows(order.size)
+        ahead = window(layout.ahead, 0, sizes[0], BLOCK, config.num_mains)
+        for lo, rows in [(0, sizes[0]), (sizes[0], sizes[1]), (sum(sizes), 8 * TOKENS * TOP_K)]:
+            win = window(layout.rest, lo, rows, BLOCK, config.num_instances)
+            win = dataclasses.replace(win, hop=hop(two, layout.rest, lo, rows)) if lo else ahead
             plain = dispatch(x[order // TOP_K], win, "ep")
-            hopped, region = send_first(x[two.source], two, win, region, "ep")
-            hopped = forward(region, hopped, two, win, rails.groups, "ep")
+            if lo:
+                hopped = forward(send_first(pick(x, two.source), two, win, "ep"), win, rails.groups, "ep")[:rows]
+            else:
+                hopped = dispatch(pick(x, two.source), win, "ep")
+            # A buffer holds anything where nobody sends.
+            blocks = win.block_instance
+            at = jnp.arange(rows) - jnp.append(win.first_block, 0)[jnp.repeat(blocks, BLOCK)] * BLOCK
+            filled = at < jnp.append(win.filled, 0)[jnp.minimum(jnp.repeat(blocks, BLOCK), len(win.filled))]
+            plain, hopped = (jnp.where(filled[:, None], rows, 0) for rows in (plain, hopped))
             received.append(plain)
             received_two.append(hopped)
             # Results that tell instances apart: 64 times the row, and 1.
             results = jnp.where(plain > 0, 64 * plain + 1, 0)
             home = combine(results, home, win, "ep")
-            gathered = gather_at_gateways(results, gathered, win, rails.groups, "ep")
-            rows_home = combine_own(results, rows_home, win, "ep")
+            if lo:
+                gathered = gather_at_gateways(results, gathered, win, rails.groups, "ep")
+                rows_home = combine_own(results, rows_home, win, "ep")
+            else:
+                rows_home = combine(results, rows_home, win, "ep")
         tokens = sum_over_experts(home, place, TOKENS)
-        tokens_two = sum_two_hop(rows_home, gathered, two, "ep")
+        sums = sum_at_gateways(gathered, two)
+        tokens_two = sum_two_hop(combine_sums(sums, rows_home, two, "ep"), two)
         away = jnp.where(two.peer == me, 0, two.forward_rows.sum(1))
         parts = Seen(
             two.direct,

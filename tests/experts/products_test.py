@@ -1,5 +1,6 @@
 """The grouped products: every form makes what NumPy makes of any layout, and GPU kernels copy nothing."""
 
+import dataclasses
 import functools
 import warnings
 
@@ -172,7 +173,7 @@ def test_pallas_says_what_it_cannot_multiply():
     where = [jnp.zeros(size, jnp.int32) for size in (1, INSTANCES, INSTANCES)]
     params = Instances(jnp.zeros((MAINS, SIZE)), None)
     with pytest.raises(ValueError, match=r"block_rows=8 .* gemm='scan'"):
-        gmm(jnp.zeros((8, HIDDEN)), params, window(*where), GATE_UP, gemm="pallas")
+        gmm(jnp.zeros((8, HIDDEN)), params, dataclasses.replace(window(*where), num_rows=8), GATE_UP, gemm="pallas")
     with pytest.raises(ValueError, match=r"multiples of 16 .*'ffn': 8"):
         LayerConfig(hidden=16, ffn=8, num_experts=2, top_k=1, topology=Topology((0,)), num_slots=0, gemm="pallas")
 

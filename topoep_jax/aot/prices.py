@@ -65,6 +65,8 @@ class Prices:
         if kernel.terms:
             return max(memory, self._spread(kernel))
         match kernel.instruction.kernel:
+            case "topoep_pick" | "topoep_add":
+                return self._memory(self._touched(kernel) * _row_bytes(kernel)) if self.work else memory
             case "topoep_pack":
                 return self._memory(2 * self._most_pulled() * _row_bytes(kernel)) if self.work else memory
             case "topoep_accumulate":
@@ -192,6 +194,21 @@ class Prices:
                 share = float(rows) / self.work.config.num_ranks / result.dims[0]
         return 2 * math.prod(result.dims) * (_depth(kernel) or kernel.terms) * share
 
+    def _touched(self, kernel: Kernel) -> int:
+        """Rows that the busiest rank reads and writes while it picks or adds rows by index."""
+        assert self.work is not None
+        adds, at_gateway = kernel.instruction.kernel == "topoep_add", "topoep_gateway" in kernel.instruction.op_name
+        chunks = [self.work.launches(chunk) for chunk in range(len(self.work.rows))]
+        sent, forwarded = np.sum(chunks, axis=0)
+        if at_gateway:
+            arrived = 0 if self.work.tokens is None else self.work.tokens.sum(axis=0)
+            written = arrived if adds else forwarded.sum(axis=1)
+            return int((forwarded.sum(axis=1) + written).max())
+        if adds:
+            return int(sent.sum(axis=1).max()) + kernel.instruction.shape[0].dims[0]
+        # A token is read again from the cache.
+        return int((sent.sum(axis=1) + np.minimum(sent.sum(axis=1), kernel.operands[0].dims[0])).max())
+
     @functools.cached_property
     def _away(self) -> np.ndarray:
         """[R, R] replicas from the rank of their main."""
@@ -219,7 +236,7 @@ def _depth(kernel: Kernel) -> int:
     if kernel.terms:
         return kernel.terms
     rows = kernel.instruction.shape[0].dims[0]
-    wide = [a.dims[1] for a in kernel.operands if len(a.dims) == 2 and a.dims[0] == rows and is_float(a)]
+    wide = [a.dims[1] for a in kernel.operands if len(a.dims) == 2 and a.dims[0] >= rows and is_float(a)]
     return wide[0] if wide else 0
 
 
@@ -227,7 +244,8 @@ def _pair_rows(kernel: Kernel) -> list[int]:
     """Rows of each pair (inputs, gradients) that a weight gradient is made of."""
     result = kernel.instruction.shape[0]
     pairs = [a.dims[0] for a in kernel.operands if len(a.dims) == 2 and is_float(a) and a.dims != result.dims]
-    return pairs[::2]
+    # One of both may stand in a longer buffer.
+    return [min(pair) for pair in zip(pairs[::2], pairs[1::2], strict=True)]
 
 
 def _counts(phase: str, work: Work) -> np.ndarray | None:

@@ -3,9 +3,10 @@
 import jax
 import jax.numpy as jnp
 
-from topoep_jax._arrays import zeros_after
-from topoep_jax.dispatch.layout import Window
-from topoep_jax.dispatch.two_hop import TwoHop, with_tokens
+from topoep_jax._arrays import empty_like_rows
+from topoep_jax.dispatch.layout import Moves, Window
+from topoep_jax.dispatch.rows import pick
+from topoep_jax.dispatch.two_hop import TwoHop
 from topoep_jax.transport import exchange
 
 
@@ -25,7 +26,7 @@ def send_order(expert_idx: jax.Array, num_experts: int) -> tuple[jax.Array, jax.
     return order, jnp.zeros_like(order).at[order].set(place, unique_indices=True)
 
 
-def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
+def dispatch(rows: jax.Array, window: Moves, axis_name: str) -> jax.Array:
     """Lands rows in the receive buffer of `window`, instance by instance.
 
     Args:
@@ -34,37 +35,29 @@ def dispatch(rows: jax.Array, window: Window, axis_name: str) -> jax.Array:
       axis_name: the expert-parallel axis.
 
     Returns:
-      [window.num_rows, ...]. Rows that no assignment fills are zero, but need not be (`experts.api`).
+      [window.num_rows, ...]. Rows that no assignment fills hold anything (`experts.api`).
     """
-    empty = zeros_after(rows, (window.num_rows, *rows.shape[1:]), rows.dtype)
-    return exchange(rows, empty, window.dispatch, axis_name)
+    return exchange(rows, empty_like_rows(rows, window.num_rows), window.dispatch, axis_name)
 
 
-def send_first(
-    rows: jax.Array, two: TwoHop, win: Window, region: jax.Array | None, axis_name: str
-) -> tuple[jax.Array, jax.Array]:
+def send_first(rows: jax.Array, two: TwoHop, win: Window, axis_name: str) -> jax.Array:
     """Launch 1: rows of the own domain to their instances, and tokens to their gateways.
 
     Args:
       rows: [A + (M - 1) T, H], the tokens of `two.source`.
       two: tables of the plan.
       win: the virtual rows to fill.
-      region: [(M - 1) T, H] tokens that this gateway has already; None sends them.
       axis_name: the expert-parallel axis.
 
     Returns:
-      [win.num_rows, H], for `forward`, and the region.
+      [win.num_rows + (M - 1) T, H], for `forward`: rows of the window, and the tokens that this gateway forwards.
     """
-    if region is not None:
-        into = zeros_after(rows, (win.num_rows, rows.shape[1]), rows.dtype)
-        return exchange(rows, into, win.hop.first, axis_name), region
-    into = zeros_after(rows, (win.num_rows + two.partial.shape[0], rows.shape[1]), rows.dtype)
-    out = exchange(rows, into, with_tokens(win.hop.first, two.rail, two, win.num_rows), axis_name)
-    return out[: win.num_rows], out[win.num_rows :]
+    into = empty_like_rows(rows, win.num_rows + two.partial.shape[0])
+    return exchange(rows, into, win.hop.first, axis_name)
 
 
-def forward(
-    region: jax.Array, into: jax.Array, two: TwoHop, win: Window, groups: list[list[int]], axis_name: str
-) -> jax.Array:
-    """Launch 2: [win.num_rows, H], `into` with the rows that gateways repeat; `groups` are the ranks of each domain."""
-    return exchange(region[two.copy_of], into, win.hop.second, axis_name, groups)
+def forward(received: jax.Array, win: Window, groups: list[list[int]], axis_name: str) -> jax.Array:
+    """Launch 2: what launch 1 `received`, and the rows that gateways repeat; `groups` are the ranks of each domain."""
+    with jax.named_scope("topoep_gateway"):
+        repeated = pick(received, win.hop.repeated)
+    return exchange(repeated, received, win.hop.second, axis_name, groups)

@@ -1,13 +1,17 @@
 """Where every row goes, from the plan alone: no count exchange, no receive-side permutation.
 
-A receiving rank orders its rows by instance (mains, then slots), each instance starting at a multiple of `block_rows`;
-inside an instance rows are ordered by source rank, those of the own domain first (`rails.receive_order`), and, per
-source, by the source's own order. A sending rank orders its
-assignments by expert (one stable sort) and serves the instances of an expert in ascending rank. Both sides know
-`quota`, so prefix sums give either end of every segment. Rows are *virtual*: a window [lo, lo + n) of them is what one
-chunk or one overflow pass holds in memory.
+A receiving rank orders its rows by instance (mains, then slots). Inside an instance rows are ordered by source rank,
+those of the own domain first (`rails.receive_order`), and, per source, by the source's own order. A sending rank orders
+its assignments by expert (one stable sort) and serves the instances of an expert in ascending rank. Both sides know
+`quota`, so prefix sums give either end of every segment.
+
+With two chunks, the first takes what is there first: rows of mains that do not leave their domain, in whole blocks and
+as many as its buffer holds. What is left of every instance starts at a multiple of `block_rows` behind it. Rows are
+*virtual*: a window [lo, lo + n) of them is what one chunk or one overflow pass holds in memory.
 """
 
+import dataclasses
+import functools
 from typing import Any, NamedTuple
 
 import jax
@@ -17,11 +21,12 @@ from jax import lax
 
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch.rails import receive_order
+from topoep_jax.topology import Topology
 from topoep_jax.transport import Segments
 
 
-class Layout(NamedTuple):
-    """One rank's view of all segments of one plan; int32 throughout. Offsets are exclusive prefix sums."""
+class Part(NamedTuple):
+    """One rank's view of some rows of all instances: those of chunk 1, or all others; int32 throughout."""
 
     send_in: jax.Array
     """[R, J] first row of my segment for (rank, instance) in my send order."""
@@ -37,33 +42,59 @@ class Layout(NamedTuple):
     """[R, J] its rows."""
     start: jax.Array
     """[J] first virtual row of each of my instances, a multiple of block_rows."""
-    starts: jax.Array
-    """[R, J] the same of all ranks."""
     aligned: jax.Array
     """[J] rows of each of my instances, rounded up to block_rows."""
+
+
+class Layout(NamedTuple):
+    """One rank's view of all segments of one plan."""
+
+    ahead: Part
+    """Rows of chunk 1; none where there is one chunk."""
+    rest: Part
+    """All other rows."""
+    origin: jax.Array
+    """int32 [R, J] of all ranks: row r of an instance is virtual row origin + r, if it is not among `ahead`."""
     passes: jax.Array
-    """[] as in `Extent`."""
+    """int32 [] as in `Extent`."""
 
 
 class Extent(NamedTuple):
     """The virtual rows of all ranks; int32 and equal on every rank, which needs no axis to compute it."""
 
+    ahead: jax.Array
+    """[R, J] rows of each instance that chunk 1 takes, the first ones; a multiple of block_rows."""
+    ahead_start: jax.Array
+    """[R, J] first virtual row of these."""
     start: jax.Array
-    """[R, J] first virtual row of each instance, a multiple of block_rows."""
+    """[R, J] first virtual row of the others, a multiple of block_rows."""
     aligned: jax.Array
-    """[R, J] rows of each instance, rounded up to block_rows."""
+    """[R, J] the others, rounded up to block_rows."""
     passes: jax.Array
     """[] receive buffers needed to hold the fullest rank's rows, at least 1."""
     overflow_rows: jax.Array
     """[] assignments of all ranks beyond the first receive buffer."""
 
 
-class Window(NamedTuple):
-    """The virtual rows [lo, lo + n) of every rank: what one receive buffer holds."""
+@functools.partial(jax.tree_util.register_dataclass, meta_fields=["num_rows"], data_fields=["dispatch", "combine"])
+@dataclasses.dataclass(frozen=True)
+class Moves:
+    """Which rows travel to and from one receive buffer, or several in a row."""
 
     num_rows: int
     dispatch: Segments
     combine: Segments
+
+
+@functools.partial(
+    jax.tree_util.register_dataclass,
+    meta_fields=["num_rows"],
+    data_fields=["dispatch", "combine", "block_instance", "first_block", "filled", "hop"],
+)
+@dataclasses.dataclass(frozen=True)
+class Window(Moves):
+    """The virtual rows [lo, lo + n) of every rank: what one receive buffer holds."""
+
     block_instance: jax.Array
     """int32 [n / block_rows]: instance of each block, J where the block is idle."""
     first_block: jax.Array
@@ -85,17 +116,35 @@ def instance_expert(slot_expert: jax.Array, num_experts: int) -> jax.Array:
 def extent_of(config: LayerConfig, quota: jax.Array, num_assignments: int) -> Extent:
     """How far the rows of a plan reach on every rank: quota int32 [R, R, J], A = `num_assignments` of one rank."""
     windows = config.window_rows(num_assignments)
-    buffer_rows = sum(windows)
+    ahead_rows, buffer_rows = sum(windows[:-1]), sum(windows)
     rows = quota.sum(0, dtype=jnp.int32)
-    aligned = -(-rows // config.block_rows) * config.block_rows
-    start, end = _starts(aligned, config.num_mains, first_slot_row=sum(windows[:-1]))
-    kept = jnp.clip(buffer_rows - start, 0, rows)
+    domain = np.array(config.topology.domain_of_rank)
+    own = jnp.where((domain[:, None] == domain[None])[..., None], quota, 0).sum(0, dtype=jnp.int32)
+    # Slots wait for the pull, and rows of other domains for their links.
+    blocks = own.at[:, config.num_mains :].set(0) // config.block_rows * config.block_rows
+    ahead = jnp.clip(ahead_rows - exclusive_cumsum(blocks, 1), 0, blocks)
+    others = rows - ahead
+    aligned = -(-others // config.block_rows) * config.block_rows
+    start = ahead_rows + exclusive_cumsum(aligned, 1)
+    kept = jnp.clip(buffer_rows - start, 0, others)
+    end = ahead_rows + aligned.sum(1, dtype=jnp.int32).max()
     return Extent(
+        ahead=ahead,
+        ahead_start=exclusive_cumsum(ahead, 1),
         start=start,
         aligned=aligned,
-        passes=jnp.maximum(1, -(-end.max() // buffer_rows)).astype(jnp.int32),
-        overflow_rows=(rows - kept).sum(dtype=jnp.int32),
+        passes=jnp.maximum(1, -(-end // buffer_rows)).astype(jnp.int32),
+        overflow_rows=(others - kept).sum(dtype=jnp.int32),
     )
+
+
+def rows_before(quota: jax.Array, topology: Topology) -> jax.Array:
+    """int32 [R, R, J]: rows of other sources that lie before a source's in each instance, for quota [R, R, J]."""
+    order = receive_order(topology)
+    rank = np.arange(len(order))
+    in_order = exclusive_cumsum(quota[order.T, rank[None]], 0)  # [position, receiving rank, J]
+    place = np.argsort(order, axis=1).T  # [source, receiving rank]
+    return in_order[place, rank[None]]
 
 
 def build_layout(
@@ -119,18 +168,30 @@ def build_layout(
     me = lax.axis_index(axis_name)
     expert = instance_expert(slot_expert, config.num_experts)
     extent = extent_of(config, quota, num_assignments)
-    segment_out = extent.start[None] + _before_in_instance(quota, receive_order(config.topology))
-    send_rows, recv_rows = quota[me], quota[:, me]
+    before = rows_before(quota, config.topology)
+    sent = _send_order_start(omega[me], expert) + _served_by_lower_ranks(quota[me], expert, config.num_experts)
+    received = exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me)
+    origin = extent.start - extent.ahead
+
+    def part(rows: jax.Array, skipped: jax.Array, at: jax.Array, start: jax.Array, aligned: jax.Array) -> Part:
+        """Of each segment `rows` behind the `skipped` ones; they land at the virtual rows `at`: [R, R, J]."""
+        return Part(
+            send_in=sent + skipped[me],
+            send_out=at[me],
+            send_rows=rows[me],
+            recv_in=received + skipped[:, me],
+            recv_out=at[:, me],
+            recv_rows=rows[:, me],
+            start=start[me],
+            aligned=aligned[me],
+        )
+
+    taken = jnp.clip(extent.ahead[None] - before, 0, quota)
+    at = origin[None] + before + taken
     return Layout(
-        send_in=_send_order_start(omega[me], expert) + _served_by_lower_ranks(send_rows, expert, config.num_experts),
-        send_out=segment_out[me],
-        send_rows=send_rows,
-        recv_in=exclusive_cumsum(omega, 1)[:, jnp.maximum(expert[me], 0)] + _served_below(quota, expert, me),
-        recv_out=segment_out[:, me],
-        recv_rows=recv_rows,
-        start=extent.start[me],
-        starts=extent.start,
-        aligned=extent.aligned[me],
+        ahead=part(taken, jnp.zeros_like(taken), extent.ahead_start[None] + before, extent.ahead_start, extent.ahead),
+        rest=part(quota - taken, taken, at, extent.start, extent.aligned),
+        origin=origin,
         passes=extent.passes,
     )
 
@@ -138,24 +199,6 @@ def build_layout(
 def exclusive_cumsum(values: jax.Array, axis: int) -> jax.Array:
     """Sums of what comes before each element along an axis."""
     return jnp.cumsum(values, axis, dtype=jnp.int32) - values
-
-
-def _before_in_instance(quota: jax.Array, order: np.ndarray) -> jax.Array:
-    """[R, R, J] rows of others that lie before a source's in each instance; `order` [R, R] is `receive_order`."""
-    rank = np.arange(len(order))
-    in_order = exclusive_cumsum(quota[order.T, rank[None]], 0)  # [position, receiving rank, J]
-    place = np.argsort(order, axis=1).T  # [source, receiving rank]
-    return in_order[place, rank[None]]
-
-
-def _starts(aligned: jax.Array, num_mains: int, first_slot_row: int) -> tuple[jax.Array, jax.Array]:
-    """[R, J] first virtual rows and [R] ends. Slots stay out of a mains-only first chunk: they wait for the pull."""
-    mains, slots = aligned[:, :num_mains], aligned[:, num_mains:]
-    end_of_mains = mains.sum(1, dtype=jnp.int32)
-    first_slot = jnp.maximum(end_of_mains, first_slot_row)
-    start = jnp.concatenate([exclusive_cumsum(mains, 1), first_slot[:, None] + exclusive_cumsum(slots, 1)], axis=1)
-    slot_rows = slots.sum(1, dtype=jnp.int32)
-    return start, jnp.where(slot_rows > 0, first_slot + slot_rows, end_of_mains)
 
 
 def _send_order_start(demand: jax.Array, expert: jax.Array) -> jax.Array:
@@ -186,30 +229,46 @@ def _served_below(quota: jax.Array, expert: jax.Array, me: jax.Array) -> jax.Arr
     )
 
 
-def window(layout: Layout, lo: jax.Array | int, num_rows: int, block_rows: int, num_instances: int) -> Window:
-    """Clips all segments to the virtual rows [lo, lo + num_rows) of the first `num_instances` instances.
+def window(part: Part, lo: jax.Array | int, num_rows: int, block_rows: int, num_instances: int) -> Window:
+    """Clips segments to the virtual rows [lo, lo + num_rows) of the first `num_instances` instances.
 
     `lo` and `num_rows` are multiples of `block_rows`. Windows that tile the virtual rows move every row exactly once.
     """
     cut = lambda v: v[:, :num_instances]  # noqa: E731
-    send = cut(layout.send_out), cut(layout.send_rows), cut(layout.send_in)
-    recv = cut(layout.recv_out), cut(layout.recv_rows), cut(layout.recv_in)
-    send_at, send_size, send_from = clip_segments(*send, lo, num_rows)
-    recv_at, recv_size, recv_from = clip_segments(*recv, lo, num_rows)
-    flat = lambda v: v.reshape(-1)  # noqa: E731
-    to_instances = Segments(flat(send_from), flat(send_size), flat(send_at), flat(recv_size))
-    to_sources = Segments(flat(recv_at), flat(recv_size), flat(recv_from), flat(send_size))
+    send = clip_segments(cut(part.send_out), cut(part.send_rows), cut(part.send_in), lo, num_rows)
+    recv = clip_segments(cut(part.recv_out), cut(part.recv_rows), cut(part.recv_in), lo, num_rows)
     num_blocks = num_rows // block_rows
-    first = jnp.clip((layout.start - lo) // block_rows, 0, num_blocks)[:num_instances]
-    last = jnp.clip((layout.start + layout.aligned - lo) // block_rows, 0, num_blocks)[:num_instances]
+    first = jnp.clip((part.start - lo) // block_rows, 0, num_blocks)[:num_instances]
+    last = jnp.clip((part.start + part.aligned - lo) // block_rows, 0, num_blocks)[:num_instances]
     block = jnp.arange(num_blocks, dtype=jnp.int32)[:, None]
     hit = (block >= first[None]) & (block < last[None])
-    idle = layout.start.shape[0]
+    idle = part.start.shape[0]
     block_instance = jnp.where(hit.any(1), jnp.argmax(hit, 1).astype(jnp.int32), idle)
-    filled = jnp.clip(layout.start + layout.recv_rows.sum(0, dtype=jnp.int32) - lo, 0, num_rows)[:num_instances]
+    filled = jnp.clip(part.start + part.recv_rows.sum(0, dtype=jnp.int32) - lo, 0, num_rows)[:num_instances]
     # An instance that begins beyond the window has its first block at the end.
     filled = jnp.maximum(filled - first * block_rows, 0)
-    return Window(num_rows, to_instances, to_sources, block_instance, first, filled)
+    return Window(num_rows, *both_ways(send, recv), block_instance, first, filled)
+
+
+def joined(first: Window, last: Window, num_ranks: int) -> Moves:
+    """The rows of two windows, one behind the other."""
+
+    def beside(ours: Segments, theirs: Segments) -> Segments:
+        tables = ((v.reshape(num_ranks, -1) for v in pair) for pair in zip(ours, theirs, strict=True))
+        return Segments(*(jnp.concatenate(list(pair), 1).reshape(-1) for pair in tables))
+
+    rows, there, back = first.num_rows, last.dispatch, last.combine
+    there = there._replace(output_offsets=there.output_offsets + rows)
+    back = back._replace(input_offsets=back.input_offsets + rows)
+    return Moves(rows + last.num_rows, beside(first.dispatch, there), beside(first.combine, back))
+
+
+def both_ways(
+    send: tuple[jax.Array, jax.Array, jax.Array], recv: tuple[jax.Array, jax.Array, jax.Array]
+) -> tuple[Segments, Segments]:
+    """Segments out and home, of (row in the window, size, row at the sender) at either end."""
+    (at, size, first), (recv_at, recv_size, recv_first) = (tuple(v.reshape(-1) for v in side) for side in (send, recv))
+    return Segments(first, size, at, recv_size), Segments(recv_at, recv_size, recv_first, size)
 
 
 def clip_segments(

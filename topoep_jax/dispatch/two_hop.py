@@ -21,8 +21,9 @@ import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch.layout import Layout, clip_segments, exclusive_cumsum, instance_expert
+from topoep_jax.dispatch.layout import Layout, Part, both_ways, clip_segments, exclusive_cumsum, instance_expert
 from topoep_jax.dispatch.rails import Rails
+from topoep_jax.dispatch.rows import NOBODY, UNREAD
 from topoep_jax.transport import Segments
 
 
@@ -32,13 +33,13 @@ class TwoHop(NamedTuple):
     direct: jax.Array
     """bool []: whether rows travel as they are. Equal on every rank."""
     source: jax.Array
-    """[A + (M - 1) T] token of each row of launch 1's operand."""
+    """[A + (M - 1) T] token of each row of launch 1's operand, -1 where it stays."""
     sums: jax.Array
-    """[T, K + M - 1] rows of the operand that each token adds on the way home, -1 for none."""
+    """[T, K + M - 1] rows of the operand that each token adds on the way home, as `rows.add` takes them."""
     copy_of: jax.Array
-    """[Cg] row of the region that each gateway row repeats."""
+    """[Cg] row of the region that each gateway row repeats, -1 where there is none."""
     partial: jax.Array
-    """[(M - 1) T, K] gateway rows that each row of the region adds on the way home, -1 for none."""
+    """[(M - 1) T, K] gateway rows that each row of the region adds on the way home, as `rows.add` takes them."""
     own: jax.Array
     """bool [R]: ranks whose rows launch 1 carries as rows, in either direction."""
     rail: Segments
@@ -65,8 +66,11 @@ class Hop(NamedTuple):
     """Segments of one window."""
 
     first: Segments
-    """Launch 1 without tokens."""
+    """Launch 1; the region lies behind the window's rows."""
     first_home: Segments
+    """Back, without the sums of tokens."""
+    repeated: jax.Array
+    """int32 [Cg] rows of launch 1's result that gateways repeat, as `rows.pick` takes them."""
     second: Segments
     """Launch 2, [G J]."""
     second_home: Segments
@@ -151,7 +155,7 @@ def build_two_hop(
     expert = instance_expert(slot_expert, config.num_experts).reshape(-1)
     filling = jnp.argsort(jnp.where(expert < 0, config.num_experts, expert), stable=True).astype(jnp.int32)
     instance, _ = _instances(place, quota[me], filling)
-    num_ranks, num_instances = quota.shape[0], quota.shape[2]
+    num_instances = quota.shape[2]
     here = jnp.asarray(rails.local)[me]
     home = jnp.append(jnp.repeat(domain, num_instances), -1)  # domain of each instance; -1 of none
 
@@ -159,26 +163,35 @@ def build_two_hop(
     token, row, sent = _compact((home[instance][None] == others[:, None, None]).any(2))
     begin = jnp.arange(len(rails.members) - 1, dtype=jnp.int32)[:, None] * tokens
     is_row = (home[instance] == domain[me]) | (direct & (instance < home.size - 1))
-    own_sums = jnp.where(is_row, place, -1)
-    domain_sums = jnp.where((row >= 0) & ~direct, assignments + begin + row, -1).T
+    own_sums = jnp.where(is_row, place, NOBODY)
+    domain_sums = jnp.where((row >= 0) & ~direct, assignments + begin + row, NOBODY).T
+    # No segment between domains is empty while tokens travel: XLA's kernel waited for some that never came.
+    sends = jnp.where(direct, 0, jnp.maximum(sent, 1))
+    travels = jnp.arange(tokens, dtype=jnp.int32)[None] < sends[:, None]
 
     gateway = _as_gateway(config, rails, layout, quota, filling, places, home, me, direct)
-    gate = jnp.asarray(rails.served)[me]  # a source's gateway in a domain is the source that it serves as one
+    # A source's gateway in a domain is the source that it serves as one.
     # My slot at each gateway, and my place among the other domains of each source: both leave out the own domain.
     slot = jnp.where(domain[me] < others, domain[me], domain[me] - 1)
-    # No segment between domains is empty while tokens travel: XLA's kernel waited for some that never came.
-    sent, held = (jnp.where(direct, 0, jnp.maximum(n, 1)) for n in (sent, gateway.held))
-    begin = begin[:, 0]
-    put = lambda values: jnp.zeros((num_ranks,), jnp.int32).at[gate].set(values)  # noqa: E731
+    held, begin = gateway.held, begin[:, 0]
+    num_ranks, gates = len(domain), jnp.asarray(rails.served)[me]
+    # Segments to and from gateways, all at once: tokens, and sums on the way home.
+    tables = jnp.stack([assignments + begin, sends, slot * tokens, held, begin, assignments + slot * tokens], 1)
+    at, sends, lands, held, begin, home_at = jnp.zeros((num_ranks, 6), jnp.int32).at[gates].set(tables).T
     return TwoHop(
         direct=direct,
-        source=jnp.concatenate([order // top_k, token.reshape(-1)]),
+        source=jnp.concatenate(
+            [
+                jnp.where(is_row.reshape(-1)[order], order // top_k, NOBODY),
+                jnp.where(travels, token, NOBODY).reshape(-1),
+            ]
+        ),
         sums=jnp.concatenate([own_sums, domain_sums], 1),
         copy_of=gateway.copy_of,
         partial=gateway.partial,
         own=direct | (domain == domain[me]),
-        rail=Segments(put(assignments + begin), put(sent), put(slot * tokens), put(held)),
-        rail_home=Segments(put(begin), put(held), put(assignments + slot * tokens), put(sent)),
+        rail=Segments(at, sends, lands, held),
+        rail_home=Segments(begin, held, home_at, sends),
         peer=gateway.peer,
         forward_in=gateway.first[here],
         forward_out=gateway.lands[here],
@@ -203,7 +216,7 @@ class _Gateway(NamedTuple):
     copy_of: jax.Array
     partial: jax.Array
     held: jax.Array
-    """[M - 1] tokens of each slot."""
+    """[M - 1] rows of each slot."""
 
 
 def _as_gateway(
@@ -225,58 +238,48 @@ def _as_gateway(
     rows = of_slot.sum(1, dtype=jnp.int32)
     first = exclusive_cumsum(rows.reshape(len(peer), -1), 1).reshape(rows.shape)
     own_rows = quota[peer][:, peer].sum(0, dtype=jnp.int32)
-    lands = (layout.starts[peer] + own_rows)[None] + exclusive_cumsum(rows, 0)
+    lands = (layout.origin[peer] + own_rows)[None] + exclusive_cumsum(rows, 0)
     instances, positions = jax.vmap(_instances, (0, 0, None))(places, quota[served], filling)
     segment = first[here][None] + exclusive_cumsum(of_slot[here], 0)  # [M - 1, G, J]
     visits = home[instances] == domain
     inside = local[jnp.minimum(instances // num_instances, num_ranks - 1)]
     slot = jnp.arange(len(served), dtype=jnp.int32)[:, None, None]
     at = segment[slot, inside, instances % num_instances] + positions
-    at = jnp.where(visits & ~direct, at, -1)
+    at = jnp.where(visits & ~direct, at, NOBODY)
     token, row, held = _compact(visits.any(2))
+    held = jnp.where(direct, 0, jnp.maximum(held, 1))
     capacity = gateway_rows(config, tokens * top_k)
     region = jnp.broadcast_to((slot[..., 0] * tokens + row)[..., None], at.shape)
     where = jnp.where(at >= 0, at, capacity).reshape(-1)
-    copy_of = jnp.zeros((capacity,), jnp.int32).at[where].set(region.reshape(-1), mode="drop")
+    copy_of = jnp.full((capacity,), NOBODY, jnp.int32).at[where].set(region.reshape(-1), mode="drop")
     beyond = jnp.arange(tokens)[None] >= held[:, None]
-    partial = jnp.where(beyond[..., None], -1, jnp.take_along_axis(at, token[..., None], 1))
+    partial = jnp.where(beyond[..., None], UNREAD, jnp.take_along_axis(at, token[..., None], 1))
     return _Gateway(peer, rows, first, lands, copy_of, partial.reshape(-1, top_k), held)
 
 
-def hop(two: TwoHop, layout: Layout, lo: jax.Array | int, num_rows: int, num_instances: int) -> Hop:
-    """Both launches, clipped to the virtual rows [lo, lo + num_rows) of the first `num_instances` instances."""
-    cut = lambda v: v[:, :num_instances]  # noqa: E731
+def hop(two: TwoHop, part: Part, lo: jax.Array | int, num_rows: int) -> Hop:
+    """Both launches, clipped to the virtual rows [lo, lo + num_rows)."""
     own = two.own[:, None]
-    send = clip_segments(
-        cut(layout.send_out), cut(jnp.where(own, layout.send_rows, 0)), cut(layout.send_in), lo, num_rows
-    )
-    recv = clip_segments(
-        cut(layout.recv_out), cut(jnp.where(own, layout.recv_rows, 0)), cut(layout.recv_in), lo, num_rows
-    )
-    forward = clip_segments(cut(two.forward_out), cut(two.forward_rows), cut(two.forward_in), lo, num_rows)
-    arrive = clip_segments(cut(two.arrive_out), cut(two.arrive_rows), cut(two.arrive_in), lo, num_rows)
-    return Hop(*_both_ways(send, recv), *_both_ways(forward, arrive))
+    send = clip_segments(part.send_out, jnp.where(own, part.send_rows, 0), part.send_in, lo, num_rows)
+    recv = clip_segments(part.recv_out, jnp.where(own, part.recv_rows, 0), part.recv_in, lo, num_rows)
+    forward = clip_segments(two.forward_out, two.forward_rows, two.forward_in, lo, num_rows)
+    arrive = clip_segments(two.arrive_out, two.arrive_rows, two.arrive_in, lo, num_rows)
+    first, first_home = both_ways(send, recv)
+    repeated = jnp.where(two.copy_of >= 0, two.copy_of + num_rows, NOBODY)
+    return Hop(_with_tokens(first, two, num_rows), first_home, repeated, *both_ways(forward, arrive))
 
 
-def with_tokens(segments: Segments, rail: Segments, two: TwoHop, landing: int) -> Segments:
+def _with_tokens(segments: Segments, two: TwoHop, landing: int) -> Segments:
     """Launch 1 with tokens in the first segment of each gateway, which has no rows; the region begins at `landing`."""
-    num_ranks = two.own.shape[0]
-    crosses = ~two.own
-    shifted = rail._replace(output_offsets=rail.output_offsets + landing)
+    tokens = two.rail._replace(output_offsets=two.rail.output_offsets + landing)
+    num_ranks = len(two.own)
 
     def mix(ours: jax.Array, theirs: jax.Array) -> jax.Array:
         table = ours.reshape(num_ranks, -1)
-        return table.at[:, 0].set(jnp.where(crosses, theirs, table[:, 0])).reshape(-1)
+        first = jnp.where(two.own, table[:, 0], theirs)
+        return jnp.concatenate([first[:, None], table[:, 1:]], 1).reshape(-1)
 
-    return Segments(*(mix(ours, theirs) for ours, theirs in zip(segments, shifted, strict=True)))
-
-
-def _both_ways(
-    send: tuple[jax.Array, jax.Array, jax.Array], recv: tuple[jax.Array, jax.Array, jax.Array]
-) -> tuple[Segments, Segments]:
-    """Segments out and home, of (row in the window, size, row at the sender) at either end."""
-    (at, size, first), (recv_at, recv_size, recv_first) = (tuple(v.reshape(-1) for v in side) for side in (send, recv))
-    return Segments(first, size, at, recv_size), Segments(recv_at, recv_size, recv_first, size)
+    return Segments(*(mix(ours, theirs) for ours, theirs in zip(segments, tokens, strict=True)))
 
 
 def _instances(place: jax.Array, quota: jax.Array, filling: jax.Array) -> tuple[jax.Array, jax.Array]:

@@ -30,9 +30,10 @@ def gmm(
     Kernels for GPUs round f32 operands to TF32, as JAX does there unless told otherwise.
 
     Args:
-      rows: [n, in] rows, aligned by instance.
+      rows: [n or more, in] rows, aligned by instance; what lies behind the window's n rows is left alone.
       params: packed parameters, in the dtype of `rows`.
-      window: whose receive buffer `rows` fill; blocks of no instance that `params` holds are idle and yield zeros.
+      window: of n rows, whose receive buffer `rows` fill; blocks of no instance that `params` holds are idle and yield
+        zeros.
       matrix: which matrix of the expert.
       transposed: multiply with its transpose, as the backward pass does.
       gemm: the form, see `LayerConfig.gemm`.
@@ -43,8 +44,9 @@ def gmm(
     Raises:
       ValueError: gemm="pallas" and sides that no tile divides.
     """
-    block_rows = rows.shape[0] // window.block_instance.shape[0]
-    forms = [partial(form.gmm, matrix=matrix, transposed=transposed) for form in (scan, pallas, ragged)]
+    block_rows = window.num_rows // window.block_instance.shape[0]
+    shared = {"block_rows": block_rows, "matrix": matrix, "transposed": transposed}
+    forms = [partial(form.gmm, **shared) for form in (scan, pallas, ragged)]
     with jax.named_scope("topoep_gmm"):
         return _run(gemm, block_rows, [matrix], forms, rows, params, window.block_instance)
 

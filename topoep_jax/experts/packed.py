@@ -94,7 +94,7 @@ class WeightGrad(NamedTuple):
     window: Window
     """Where the rows of each instance lie."""
     inputs: jax.Array
-    """[n, rows of the matrix] what was multiplied with it."""
+    """[n, rows of the matrix] what was multiplied with it; rows beyond the window's, as in `grads`, are left alone."""
     grads: jax.Array
     """[n, columns of the matrix] gradients of the products."""
 

@@ -45,14 +45,15 @@ def gmm(
     params: Instances,
     block_instance: jax.Array,
     *,
+    block_rows: int,
     matrix: Matrix,
     transposed: bool,
     tile: Tile | None = None,
     interpret: bool = False,
 ) -> jax.Array:
     """See `experts.gmm`."""
-    (num_rows, depth), width = rows.shape, matrix.rows if transposed else matrix.cols
-    block_rows = num_rows // block_instance.shape[0]
+    num_rows, depth = block_instance.shape[0] * block_rows, rows.shape[1]
+    width = matrix.rows if transposed else matrix.cols
     tile = tile or tiles.gmm_tile(block_rows, width, depth, rows.dtype.itemsize)
     height, breadth = num_rows // tile.rows, width // tile.cols
     num_mains, count = params.mains.shape[0], params.num_instances

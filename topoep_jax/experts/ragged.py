@@ -8,10 +8,10 @@ from topoep_jax.experts.packed import Instances, Matrix, Work
 
 
 def gmm(
-    rows: jax.Array, params: Instances, block_instance: jax.Array, *, matrix: Matrix, transposed: bool
+    rows: jax.Array, params: Instances, block_instance: jax.Array, *, block_rows: int, matrix: Matrix, transposed: bool
 ) -> jax.Array:
     """See `experts.gmm`."""
-    block_rows = rows.shape[0] // block_instance.shape[0]
+    rows = rows[: len(block_instance) * block_rows]
     busy = block_instance < params.num_instances
     instances = jnp.arange(params.num_instances, dtype=jnp.int32)
     weights = params.mains if params.slots is None else jnp.concatenate([params.mains, params.slots])
@@ -35,11 +35,13 @@ def wgrad(
     chosen = slice(first_instance, first_instance + sums.shape[0])
     for work in works:
         begin, size = work.first_block[chosen] * block_rows, work.filled[chosen]
-        row = jnp.arange(work.inputs.shape[0], dtype=jnp.int32)[:, None]
+        # One of both may be longer than the window.
+        num_rows = min(len(work.inputs), len(work.grads))
+        row = jnp.arange(num_rows, dtype=jnp.int32)[:, None]
         hit = (row >= begin[None]) & (row < (begin + size)[None])
         # Rows of nobody, which become zero, go with the instance before.
         inputs, grads = (
-            jnp.where(hit.any(1)[:, None], rows, jnp.zeros((), rows.dtype))
+            jnp.where(hit.any(1)[:, None], rows[:num_rows], jnp.zeros((), rows.dtype))
             for rows in (lax.dynamic_slice_in_dim(work.inputs, first_row, sums.shape[1], 1), work.grads)
         )
         instance = lax.cummax(jnp.argmax(hit, 1).astype(jnp.int32))

@@ -15,12 +15,12 @@ _BITS = {2: jnp.uint16, 4: jnp.uint32, 8: jnp.uint64}
 
 
 def gmm(
-    rows: jax.Array, params: Instances, block_instance: jax.Array, *, matrix: Matrix, transposed: bool
+    rows: jax.Array, params: Instances, block_instance: jax.Array, *, block_rows: int, matrix: Matrix, transposed: bool
 ) -> jax.Array:
     """See `experts.gmm`."""
     num_mains, num_instances = params.mains.shape[0], params.num_instances
     width = matrix.rows if transposed else matrix.cols
-    blocks = rows.reshape(block_instance.shape[0], -1, rows.shape[1])
+    blocks = rows[: len(block_instance) * block_rows].reshape(-1, block_rows, rows.shape[1])
     contract = (((1,), (1 if transposed else 0,)), ((), ()))
     # On CPU, XLA 0.10 keeps a loop's bf16 results in f32 and converts all of them in every step; bits it leaves alone.
     bits = _BITS[rows.dtype.itemsize]
@@ -45,7 +45,7 @@ def gmm(
         return None, lax.switch(kind, branches, block, instance)
 
     out = lax.scan(step, None, (blocks, block_instance))[1]
-    return lax.bitcast_convert_type(out, rows.dtype).reshape(rows.shape[0], width)
+    return lax.bitcast_convert_type(out, rows.dtype).reshape(-1, width)
 
 
 def wgrad(

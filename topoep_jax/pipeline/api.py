@@ -30,23 +30,22 @@ def planned_experts(config: LayerConfig, axis_name: str, inputs: Inputs) -> jax.
     return _forward(config, axis_name, inputs)[0]
 
 
-def _forward(config: LayerConfig, axis_name: str, inputs: Inputs) -> tuple[jax.Array, tuple[Inputs, Kept]]:
-    y, kept = run_forward(Layer.build(config, axis_name, inputs), inputs)
-    return y, (inputs, kept)
+def _forward(config: LayerConfig, axis_name: str, inputs: Inputs) -> tuple[jax.Array, tuple[Layer, Inputs, Kept]]:
+    layer = Layer.build(config, axis_name, inputs)
+    y, kept = run_forward(layer, inputs)
+    return y, (layer, inputs, kept)
 
 
-def _backward(config: LayerConfig, axis_name: str, saved: tuple[Inputs, Kept], grad: jax.Array) -> tuple[Any]:
+def _backward(config: LayerConfig, axis_name: str, saved: tuple[Layer, Inputs, Kept], grad: jax.Array) -> tuple[Any]:
     # Without the barrier XLA merges what is computed again with the forward pass, and keeps all of its buffers alive.
-    (inputs, kept), grad = lax.optimization_barrier((saved, grad))
+    (layer, inputs, kept), grad = lax.optimization_barrier((saved, grad))
     of_integers: Any = (None,) * 5
-    return (Inputs(*_gradients(config, axis_name, inputs, kept, grad), *of_integers),)
+    return (Inputs(*_gradients(layer, inputs, kept, grad), *of_integers),)
 
 
-@partial(jax.custom_jvp, nondiff_argnums=(0, 1))
-def _gradients(
-    config: LayerConfig, axis_name: str, inputs: Inputs, kept: Kept, grad: jax.Array
-) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return run_backward(Layer.build(config, axis_name, inputs), inputs, kept, grad)
+@jax.custom_jvp
+def _gradients(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
+    return run_backward(layer, inputs, kept, grad)
 
 
 @_gradients.defjvp

@@ -12,6 +12,7 @@
 | home 2                   | gate_up's gradient of the slots                                  |
 | push of gate_up          | gate_up's gradient of the mains, strip by strip                  |
 
+Where gateways forward, they do after grad 2 and again 2, under nothing: products go where more bytes are.
 Down's gradients come before the last product of rows, since its operands then make room for the result. What
 `residuals` keep falls out of the table. The gradients of router weights go home once for both chunks.
 """
@@ -48,13 +49,14 @@ class _Pass:
         with phase("repull"):
             return pull_slots(self.layer.config, self.layer.axis_name, params, self.inputs.slot_expert, after=self.grad)
 
-    def rows_again(
-        self, chunk: int, x: jax.Array, win: Window, region: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array | None]:
+    def rows_again(self, chunk: int, x: jax.Array, win: Window) -> jax.Array:
+        """Rows on their way, as `Layer.send`; or those that were kept."""
         kept = self.kept.rows[chunk - 1]
-        if kept is not None:
-            return kept, None
-        return self.layer.send(f"again_{chunk}", self.layer.by_assignment(x), win, region)
+        return self.layer.send(f"again_{chunk}", self.layer.by_assignment(x), win) if kept is None else kept
+
+    def forwarded(self, received: jax.Array) -> jax.Array:
+        """Rows of chunk 2, complete."""
+        return self.layer.forward("again_2", received, self.layer.last) if self.kept.rows[1] is None else received
 
     def gate_up_again(self, chunk: int, rows: jax.Array, held: Instances, win: Window) -> jax.Array:
         kept = self.kept.pre[chunk - 1]
@@ -73,6 +75,8 @@ class _Begun(NamedTuple):
     """[C2, H] of the output."""
     inner_grad: jax.Array
     """[C2, I]."""
+    row_grads: jax.Array | None
+    """[C1, H] of the input, of chunk 1."""
     sums: Sums
     gate_up: list[WeightGrad]
     """Weight gradients of chunk 1, yet to be made."""
@@ -91,23 +95,24 @@ def run_backward(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> t
 
 def _begin(work: _Pass) -> _Begun:
     """What chunk 1 does for chunk 2, where there is no chunk 1."""
-    layer, inputs = work.layer, work.inputs
+    layer, inputs, last = work.layer, work.inputs, work.layer.last
     params = inputs.params.astype(inputs.x.dtype)
     pulled = work.pull(params)
-    rows, _ = work.rows_again(2, inputs.x, layer.last)
-    grads, _ = layer.send("grad_2", layer.by_assignment(work.grad), layer.last)
-    inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, layer.matrices[1], transposed=True)
-    return _Begun(params, pulled, rows, grads, inner_grad, no_gradients(layer, inner_grad), [], [], [])
+    held = Instances(params, pulled.slots)
+    rows = work.forwarded(work.rows_again(2, inputs.x, last))
+    grads = layer.forward("grad_2", layer.send("grad_2", layer.by_assignment(work.grad), last), last)
+    inner_grad = layer.gmm(grads, held, last, layer.matrices[1], transposed=True)
+    return _Begun(params, pulled, rows, grads, inner_grad, None, no_gradients(layer, inner_grad), [], [], [])
 
 
 def _chunk_1(work: _Pass, first: Window) -> _Begun:
-    """Rows of chunk 1 all the way home, those of chunk 2 and the replicas' parameters here."""
-    layer, inputs, (gate_up, down) = work.layer, work.inputs, work.layer.matrices
+    """Rows of chunk 1 all the way home; those of chunk 2 and the replicas' parameters here."""
+    layer, inputs, (gate_up, down), last = work.layer, work.inputs, work.layer.matrices, work.layer.last
     params = inputs.params.astype(inputs.x.dtype)
     scale = work.kept.scale[: first.num_rows]
-    grads_1, of_grads = layer.send("grad_1", layer.by_assignment(work.grad), first)
+    grads_1 = layer.send("grad_1", layer.by_assignment(work.grad), first)
 
-    rows_1, of_rows = work.rows_again(1, inputs.x, first)
+    rows_1 = work.rows_again(1, inputs.x, first)
     inner_grad = layer.gmm(grads_1, Instances(params, None), first, down, transposed=True)
 
     rows_1, inner_grad, params = stage("repull", rows_1, inner_grad, params)
@@ -115,19 +120,26 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
     pre = work.gate_up_again(1, rows_1, Instances(params, None), first)
 
     pulled, pre, inner_grad, grad, params = stage("grad_2", pulled, pre, inner_grad, work.grad, params)
-    grads, _ = layer.send("grad_2", layer.by_assignment(grad), layer.last, of_grads)
+    received = layer.send("grad_2", layer.by_assignment(grad), last)
     pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, inner_grad)
     row_grads = layer.gmm(pre_grad, Instances(params, None), first, gate_up, transposed=True)
 
+    if layer.two is not None:
+        received, row_grads = stage("grad_2_forward", received, row_grads)
+    grads = layer.forward("grad_2", received, last)
+
     grads, row_grads, pulled, x, params = stage("again_2", grads, row_grads, pulled, inputs.x, params)
-    rows, _ = work.rows_again(2, x, layer.last, of_rows)
-    inner_grad = layer.gmm(grads, Instances(params, pulled.slots), layer.last, down, transposed=True)
+    received = work.rows_again(2, x, last)
+    inner_grad = layer.gmm(grads, Instances(params, pulled.slots), last, down, transposed=True)
+
+    if layer.two is not None:
+        received, inner_grad = stage("again_2_forward", received, inner_grad)
+    rows = work.forwarded(received)
 
     rows, inner_grad, row_grads, params = stage("home_1", rows, inner_grad, row_grads, params)
     sums = no_gradients(layer, row_grads)
-    sums = sums._replace(tokens=layer.bring("home_1", row_grads, sums.tokens, first))
     of_gate_up, of_down = WeightGrad(first, rows_1, pre_grad), WeightGrad(first, inner, grads_1)
-    return _Begun(params, pulled, rows, grads, inner_grad, sums, [of_gate_up], [of_down], [scale_grad])
+    return _Begun(params, pulled, rows, grads, inner_grad, row_grads, sums, [of_gate_up], [of_down], [scale_grad])
 
 
 def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Array]:
@@ -148,6 +160,9 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     mains, pre_grad, params, tokens = stage("last_rows", mains, pre_grad, begun.params, tokens)
     row_grads = layer.gmm(pre_grad, held._replace(mains=params), last, gate_up, transposed=True)
 
+    tokens = layer.sum_gathered(layer.gather("home_2", row_grads, tokens, last))
+    if layer.first is not None and begun.row_grads is not None:
+        tokens = layer.bring("home_1", begun.row_grads, tokens, layer.first)
     tokens = layer.bring("home_2", row_grads, tokens, last)
     of_gate_up = WeightGrad(last, begun.rows, pre_grad)
     slots = _of_slots(layer, gate_up, sums.slots and sums.slots.gate_up, of_gate_up)

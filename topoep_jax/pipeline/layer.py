@@ -11,10 +11,19 @@ from jax import lax
 
 from topoep_jax._arrays import zeros_after
 from topoep_jax._compat import vary_like
-from topoep_jax.combine import combine, combine_own, gather_at_gateways, sum_over_experts, sum_two_hop
+from topoep_jax.combine import (
+    combine,
+    combine_own,
+    combine_sums,
+    gather_at_gateways,
+    sum_at_gateways,
+    sum_over_experts,
+    sum_two_hop,
+)
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import (
     Layout,
+    Moves,
     Rails,
     TwoHop,
     Window,
@@ -23,6 +32,8 @@ from topoep_jax.dispatch import (
     dispatch,
     forward,
     hop,
+    joined,
+    pick,
     send_first,
     send_order,
     window,
@@ -58,17 +69,24 @@ class Inputs(NamedTuple):
 
 
 class Home(NamedTuple):
-    """Results on their way home; zeros at first."""
+    """Results on their way home; None where none are there yet. Rows that nobody executes are zero."""
 
-    rows: jax.Array
+    rows: jax.Array | None = None
     """[A, H] in send order; with two launches [A + (M - 1) T, H], their operand."""
-    gathered: jax.Array | None
+    gathered: jax.Array | None = None
     """[Cg, H] rows of a gateway."""
+    sums: jax.Array | None = None
+    """[(M - 1) T, H] of these, that it sends home."""
 
 
+@partial(
+    jax.tree_util.register_dataclass,
+    meta_fields=["config", "axis_name"],
+    data_fields=["layout", "order", "place", "first", "last", "whole", "two"],
+)
 @dataclasses.dataclass(frozen=True)
 class Layer:
-    """One layer on one rank, with the plan of one microbatch."""
+    """One layer on one rank, with the plan of one microbatch; both passes use the same tables."""
 
     config: LayerConfig
     axis_name: str
@@ -78,10 +96,10 @@ class Layer:
     place: jax.Array
     """int32 [A]: row of each assignment."""
     first: Window | None
-    """Chunk 1, which holds mains only; None where chunk 2 is all."""
+    """Chunk 1, of rows that mains get from their own domain; None where chunk 2 is all."""
     last: Window
     """Chunk 2."""
-    whole: Window
+    whole: Moves
     """Both."""
     two: TwoHop | None
     """Where tokens cross domains once."""
@@ -99,18 +117,17 @@ class Layer:
             plan = inputs.slot_expert, inputs.quota
             two = build_two_hop(config, rails, layout, *plan, order, by_token, inputs.places, axis_name)
         *ahead, rows = config.window_rows(num_assignments)
-        lo = sum(ahead)
-        cut = partial(_window, config, layout, two)
-        last = cut(lo, rows, config.num_instances)
+        first = window(layout.ahead, 0, ahead[0], config.block_rows, config.num_mains) if ahead else None
+        last = _rest(config, layout, two, sum(ahead), rows)
         return cls(
             config,
             axis_name,
             layout,
             order,
             place,
-            first=cut(0, lo, config.num_mains) if ahead else None,
+            first=first,
             last=last,
-            whole=cut(0, lo + rows, config.num_instances) if ahead else last,
+            whole=last if first is None else joined(first, last, config.num_ranks),
             two=two,
         )
 
@@ -122,62 +139,89 @@ class Layer:
     @jax.named_scope("topoep_by_assignment")
     def by_assignment(self, by_token: jax.Array) -> jax.Array:
         """[T, ...] to what a source sends: [A, ...] in send order, then tokens for other domains, if they travel."""
-        return by_token[self.order // self.config.top_k if self.two is None else self.two.source]
+        if self.two is None:
+            return by_token[self.order // self.config.top_k]
+        return pick(by_token, self.two.source)
 
-    def dispatch(self, name: str, values: jax.Array, win: Window) -> jax.Array:
+    def dispatch(self, name: str, values: jax.Array, win: Moves) -> jax.Array:
         """Values [A] in send order, each by itself, to the instances of a window."""
         with phase(name):
             return dispatch(values, win, self.axis_name)
 
-    def combine(self, name: str, values: jax.Array, into: jax.Array, win: Window) -> jax.Array:
+    def combine(self, name: str, values: jax.Array, into: jax.Array, win: Moves) -> jax.Array:
         """Values of a window back to the send order."""
         with phase(name):
             return combine(values, into, win, self.axis_name)
 
-    def send(
-        self, name: str, rows: jax.Array, win: Window, region: jax.Array | None = None
-    ) -> tuple[jax.Array, jax.Array | None]:
-        """Rows of `by_assignment` to the instances of a window.
+    def send(self, name: str, rows: jax.Array, win: Window) -> jax.Array:
+        """Rows of `by_assignment` on their way to the instances of a window: all that travels beside one product.
 
         Args:
           name: of the phase.
           rows: [A, H], with two launches [A + (M - 1) T, H].
           win: the window.
-          region: the tokens that this gateway has of the same rows from another window; None brings them here.
 
         Returns:
-          [win.num_rows, H], and the region for other windows.
+          [n, H], of which the first win.num_rows are the window's; `forward` completes them.
         """
-        if self.two is None:
-            return self.dispatch(name, rows, win), None
+        if self.two is None or win.hop is None:
+            return self.dispatch(name, rows, win)
         with phase(name):
-            received, region = send_first(rows, self.two, win, region, self.axis_name)
-        with phase(f"{name}_forward"):
-            return forward(region, received, self.two, win, self._groups, self.axis_name), region
+            return send_first(rows, self.two, win, self.axis_name)
 
-    def empty_home(self, after: jax.Array) -> Home:
-        """Zeros of the dtype of `after`, made once it is there. Rows that nobody executes stay as they are."""
-        width, extra = self.config.hidden, 0 if self.two is None else self.two.source.shape[0] - self.order.shape[0]
-        rows = zeros_after(after, (self.order.shape[0] + extra, width), after.dtype)
-        return Home(rows, None if self.two is None else zeros_after(after, (len(self.two.copy_of), width), after.dtype))
+    def forward(self, name: str, received: jax.Array, win: Window) -> jax.Array:
+        """What `send` left to gateways."""
+        if self.two is None or win.hop is None:
+            return received
+        with phase(f"{name}_forward"):
+            return forward(received, win, self._groups, self.axis_name)
+
+    def gather(self, name: str, rows: jax.Array, into: Home, win: Window) -> Home:
+        """Rows of a window to the gateways of their sources, if they travel by way of them."""
+        if self.two is None or win.hop is None:
+            return into
+        with phase(f"{name}_gather"):
+            gathered = self._gathered(into, rows)
+            return into._replace(gathered=gather_at_gateways(rows, gathered, win, self._groups, self.axis_name))
 
     def bring(self, name: str, rows: jax.Array, into: Home, win: Window) -> Home:
-        """Rows of a window on their way home: to where `send` took them from, or to the gateway."""
-        if self.two is None:
-            return Home(self.combine(name, rows, into.rows, win), None)
-        assert into.gathered is not None
-        with phase(f"{name}_gather"):
-            gathered = gather_at_gateways(rows, into.gathered, win, self._groups, self.axis_name)
+        """The other rows of a window home."""
+        home = self._rows(into, rows)
+        if self.two is None or win.hop is None:
+            return into._replace(rows=self.combine(name, rows, home, win))
         with phase(name):
-            return Home(combine_own(rows, into.rows, win, self.axis_name), gathered)
+            return into._replace(rows=combine_own(rows, home, win, self.axis_name))
+
+    def sum_gathered(self, home: Home) -> Home:
+        """Adds up what gateways hold, once it is all there."""
+        if self.two is None or home.gathered is None:
+            return home
+        return home._replace(gathered=None, sums=sum_at_gateways(home.gathered, self.two))
 
     def sum_home(self, name: str, home: Home, num_tokens: int) -> jax.Array:
-        """[T, H]: the results of each token, added."""
-        if self.two is None:
+        """[T, H]: the results of each token, added; sums of other domains come from their gateways."""
+        assert home.rows is not None
+        if self.two is None or home.sums is None:
             return sum_over_experts(home.rows, self.place, num_tokens)
-        assert home.gathered is not None
         with phase(name):
-            return sum_two_hop(home.rows, home.gathered, self.two, self.axis_name)
+            return sum_two_hop(combine_sums(home.sums, home.rows, self.two, self.axis_name), self.two)
+
+    def full_home(self, home: Home, after: jax.Array) -> Home:
+        """With zeros for what is None, of the dtype of `after` and made once it is there."""
+        gathered = None if self.two is None else self._gathered(home, after)
+        return home._replace(rows=self._rows(home, after), gathered=gathered)
+
+    def _rows(self, home: Home, after: jax.Array) -> jax.Array:
+        if home.rows is not None:
+            return home.rows
+        size = len(self.order if self.two is None else self.two.source)
+        return zeros_after(after if home.sums is None else home.sums, (size, self.config.hidden), after.dtype)
+
+    def _gathered(self, home: Home, after: jax.Array) -> jax.Array:
+        if home.gathered is not None:
+            return home.gathered
+        assert self.two is not None
+        return zeros_after(after, (len(self.two.copy_of), self.config.hidden), after.dtype)
 
     @property
     def _groups(self) -> list[list[int]]:
@@ -216,7 +260,7 @@ class Layer:
 
         def extra_pass(carry: tuple[jax.Array, State]) -> tuple[jax.Array, State]:
             index, state = carry
-            win = _window(self.config, self.layout, self.two, index * rows, rows, self.config.num_instances)
+            win = _rest(self.config, self.layout, self.two, index * rows, rows)
             return index + 1, serve(win, state)
 
         # The carry varies like the layout does, or check_vma would refuse what one pass makes of it.
@@ -224,8 +268,6 @@ class Layer:
         return lax.while_loop(lambda carry: carry[0] < self.layout.passes, extra_pass, (begin, state))[1]
 
 
-def _window(
-    config: LayerConfig, layout: Layout, two: TwoHop | None, lo: jax.Array | int, rows: int, instances: int
-) -> Window:
-    win = window(layout, lo, rows, config.block_rows, instances)
-    return win if two is None else win._replace(hop=hop(two, layout, lo, rows, instances))
+def _rest(config: LayerConfig, layout: Layout, two: TwoHop | None, lo: jax.Array | int, rows: int) -> Window:
+    win = window(layout.rest, lo, rows, config.block_rows, config.num_instances)
+    return win if two is None else dataclasses.replace(win, hop=hop(two, layout.rest, lo, rows))

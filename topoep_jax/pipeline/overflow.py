@@ -24,7 +24,7 @@ class Sums(NamedTuple):
     """What the passes have summed; the chunks go on from there."""
 
     tokens: Home
-    """[A, H] in send order, and what gateways hold."""
+    """Where there are no passes, nothing yet."""
     weights: jax.Array
     """f32 [A] in send order."""
     slots: Weights | None
@@ -44,7 +44,7 @@ def no_gradients(layer: Layer, after: jax.Array) -> Sums:
 
     num_assignments = layer.order.shape[0]
     sums = Sums(
-        tokens=layer.empty_home(after),
+        tokens=layer.full_home(Home(), after) if config.overflow == "loop" else Home(),
         weights=jnp.zeros((num_assignments,), jnp.float32),
         slots=zeros(config.num_slots),
         mains=zeros(config.num_mains),
@@ -66,9 +66,9 @@ def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances,
     weights = inputs.weight.reshape(-1)[layer.order]
 
     def serve(win: Window, sums: Sums) -> Sums:
-        rows, _ = layer.send("overflow", layer.by_assignment(inputs.x), win)
+        rows = layer.forward("overflow", layer.send("overflow", layer.by_assignment(inputs.x), win), win)
         scale = layer.dispatch("overflow", weights, win)
-        grads, _ = layer.send("overflow", layer.by_assignment(grad), win)
+        grads = layer.forward("overflow", layer.send("overflow", layer.by_assignment(grad), win), win)
         inner_grad = layer.gmm(grads, held, win, down, transposed=True)
         pre_grad, inner, scale_grad = layer.swiglu_backward(layer.gmm(rows, held, win, gate_up), scale, inner_grad)
         row_grads = layer.gmm(pre_grad, held, win, gate_up, transposed=True)
@@ -79,8 +79,9 @@ def add_overflow(layer: Layer, inputs: Inputs, grad: jax.Array, held: Instances,
                 return None
             return Weights(*(layer.wgrad(s, first_instance, [job]) for s, job in zip(sums, jobs, strict=True)))
 
+        tokens = layer.gather("overflow_home", row_grads, sums.tokens, win)
         return Sums(
-            tokens=layer.bring("overflow_home", row_grads, sums.tokens, win),
+            tokens=layer.bring("overflow_home", row_grads, tokens, win),
             weights=layer.combine("overflow_home", scale_grad, sums.weights, win),
             slots=add(sums.slots, layer.config.num_mains) if layer.config.num_slots else sums.slots,
             mains=add(sums.mains, 0),

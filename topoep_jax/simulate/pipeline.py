@@ -167,6 +167,8 @@ class _Layer:
             return self.exchange(name, "dispatch", self._moved(chunk), after)
         first, forwarded = self._launches(chunk)
         begun = self.exchange(name, "dispatch", first, after)
+        if chunk != self.last:  # which holds rows of the own domain
+            return begun
         fixed = self.launch + self._copied(forwarded)
         return self.program.exchange(f"{name} forward", "dispatch", forwarded, fixed, [begun])
 
@@ -179,13 +181,12 @@ class _Layer:
         if not self.work.hops:
             return self.exchange(name, "combine", self._moved(chunk).T, after)
         first, forwarded = self._launches(chunk, tokens=False)
+        if chunk != self.last:
+            return self.exchange(name, "combine", first.T, after)
         gathered = self.exchange(f"{name} gather", "combine", forwarded.T, after)
         own = self.exchange(name, "combine", first.T, [gathered])
-        if chunk != self.last:
-            return own
-        held = np.sum([self._launches(other)[1] for other in range(self.chunks)], axis=0)
         tokens = np.zeros_like(first) if self.work.tokens is None else self.work.tokens * self.costs[0].token_bytes
-        return self.program.exchange(f"{name} rails", "combine", tokens.T, self.launch + self._copied(held), [own])
+        return self.program.exchange(f"{name} rails", "combine", tokens.T, self.launch + self._copied(forwarded), [own])
 
     def pull(self, name: str, after: list[int]) -> list[int]:
         """The pull of replicas, where the layer has slots; it is launched even when the plan has none."""
@@ -237,7 +238,7 @@ class _Layer:
     def _launches(self, chunk: int, *, tokens: bool = True) -> tuple[np.ndarray, np.ndarray]:
         """int64 [R, R] bytes of a chunk in both launches; the first without tokens, if asked for."""
         first, forwarded = self.work.launches(chunk)
-        if not tokens and self.work.tokens is not None and chunk == 0:
+        if not tokens and self.work.tokens is not None and chunk == self.last:
             first = first - self.work.tokens
         return first * self.costs[0].token_bytes, forwarded * self.costs[0].token_bytes
 

@@ -2,13 +2,12 @@
 
 import dataclasses
 import functools
-import itertools
 
 import jax.numpy as jnp
 import numpy as np
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch import Rails, extent_of
+from topoep_jax.dispatch import Rails, extent_of, rows_before
 from topoep_jax.dispatch.two_hop import is_direct
 from topoep_jax.plan import Plan, pulls
 
@@ -80,7 +79,7 @@ class Work:
         ranks = np.arange(len(rows))
         gateway = rails.members[rails.domain[None], rails.local[:, None]]
         np.add.at(forwarded, (gateway, np.broadcast_to(ranks, gateway.shape)), rows * crosses)
-        return rows * ~crosses + (self.tokens if chunk == 0 else 0), forwarded
+        return rows * ~crosses + (self.tokens if chunk == len(self.rows) - 1 else 0), forwarded
 
     @property
     def flops_ratio(self) -> float:
@@ -130,14 +129,16 @@ def _buffered(
     config: LayerConfig, quota: np.ndarray, num_assignments: int, *, unbounded: bool
 ) -> tuple[np.ndarray, np.ndarray]:
     """`rows` and `aligned` of `Work`, for quota int64 [R, R, J]; an unbounded last buffer holds whatever comes."""
-    extent = extent_of(config, jnp.asarray(quota, jnp.int32), num_assignments)
+    quota32 = jnp.asarray(quota, jnp.int32)
+    extent = extent_of(config, quota32, num_assignments)
+    *ahead_rows, last_rows = config.window_rows(num_assignments)
+    before, ahead = np.asarray(rows_before(quota32, config.topology), np.int64), np.asarray(extent.ahead, np.int64)
     start, aligned = np.asarray(extent.start, np.int64), np.asarray(extent.aligned, np.int64)
-    first = start[None] + np.cumsum(quota, 0) - quota
-    bounds = np.cumsum([0, *config.window_rows(num_assignments)])
-    if unbounded:
-        bounds[-1] = np.iinfo(np.int64).max
-    clips = list(itertools.pairwise(bounds.tolist()))
-    return (
-        np.stack([(np.clip(first + quota, lo, hi) - np.clip(first, lo, hi)).sum(2) for lo, hi in clips]),
-        np.stack([np.clip(start + aligned, lo, hi) - np.clip(start, lo, hi) for lo, hi in clips]),
-    )
+    taken = np.clip(ahead[None] - before, 0, quota)
+    end = np.iinfo(np.int64).max if unbounded else sum(ahead_rows) + last_rows
+    first = start[None] + before + taken - ahead[None]
+    rest = np.clip(first + quota - taken, 0, end) - np.clip(first, 0, end)
+    computed = np.clip(start + aligned, 0, end) - np.clip(start, 0, end)
+    if not ahead_rows:
+        return rest.sum(2)[None], computed[None]
+    return np.stack([taken.sum(2), rest.sum(2)]), np.stack([ahead, computed])
