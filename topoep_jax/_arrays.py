@@ -5,7 +5,8 @@ import jax.numpy as jnp
 from jax import lax
 from jax.typing import DTypeLike
 
-from topoep_jax._compat import vary_like
+from topoep_jax import _pallas
+from topoep_jax._compat import platform_dependent, result_like, vary_like
 
 
 def zeros_after(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
@@ -19,8 +20,20 @@ def zeros_after(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.A
 
 
 def empty_like_rows(x: jax.Array, num_rows: int) -> jax.Array:
-    """[num_rows, ...] of the dtype of x [n, ...], holding anything: memory that takes no time to make.
+    """[num_rows, ...] of the dtype of x [n, ...], holding anything; zeros but on NVIDIA GPUs. Not made before x.
 
-    Only for what is written before it is read. Platforms that have no such memory fill it with zeros.
+    Only for what is written before it is read. `lax.empty` depends on nothing, so that XLA makes it early, and it stays
+    in memory for longer than zeros would; a kernel that writes nothing can wait.
     """
-    return vary_like(lax.empty((num_rows, *x.shape[1:]), x.dtype), x)
+    _, zero = lax.optimization_barrier((x, jnp.zeros((1,), x.dtype)))
+    shape = (num_rows, *x.shape[1:])
+
+    def untouched(zero: jax.Array) -> jax.Array:
+        kernel = lambda *_: None  # noqa: E731
+        made: jax.Array = _pallas.call(kernel, (zero,), result_like(x, shape), name="topoep_empty", programs=1)
+        return made
+
+    def filled(zero: jax.Array) -> jax.Array:
+        return vary_like(jnp.broadcast_to(zero.reshape((1,) * len(shape)), shape), x)
+
+    return platform_dependent(vary_like(zero, x), cuda=untouched, default=filled)

@@ -1,7 +1,6 @@
 """Rows home to their source rank and token: the adjoint of dispatch."""
 
 import jax
-import jax.numpy as jnp
 
 from topoep_jax.dispatch import Moves, TwoHop, Window, add
 from topoep_jax.transport import exchange
@@ -12,7 +11,7 @@ def combine(rows: jax.Array, into: jax.Array, window: Moves, axis_name: str) -> 
 
     Args:
       rows: [window.num_rows, ...] results, instance by instance.
-      into: [A, ...] results of other windows, in send order; zeros at first.
+      into: [A, ...] results of other windows, in send order.
       window: the virtual rows that `rows` holds.
       axis_name: the expert-parallel axis.
     """
@@ -20,19 +19,18 @@ def combine(rows: jax.Array, into: jax.Array, window: Moves, axis_name: str) -> 
 
 
 @jax.named_scope("topoep_sum_over_experts")
-def sum_over_experts(rows: jax.Array, place: jax.Array, num_tokens: int) -> jax.Array:
-    """Adds the K results of each token in f32, k ascending.
+def sum_over_experts(rows: jax.Array, sums: jax.Array) -> jax.Array:
+    """Adds up each token's results in f32, one after the other.
 
     Args:
-      rows: [A, H] in send order.
-      place: int32 [A] row of each assignment, from `send_order`.
-      num_tokens: T.
+      rows: [n, H] that are home.
+      sums: int32 [T, m] rows of each token, k ascending, -1 for none: of `come_home`, or `TwoHop.sums`, where sums of
+        other domains follow.
 
     Returns:
       [T, H] in the dtype of `rows`.
     """
-    by_token = rows[place].reshape(num_tokens, -1, rows.shape[-1])
-    return by_token.astype(jnp.float32).sum(1).astype(rows.dtype)
+    return add(rows, sums)
 
 
 def gather_at_gateways(
@@ -56,9 +54,3 @@ def sum_at_gateways(gathered: jax.Array, two: TwoHop) -> jax.Array:
 def combine_sums(sums: jax.Array, into: jax.Array, two: TwoHop, axis_name: str) -> jax.Array:
     """Launch 1 on the way home: `into` [A + (M - 1) T, H] with the sums of other domains at its end."""
     return exchange(sums, into, two.rail_home, axis_name)
-
-
-@jax.named_scope("topoep_sum_over_experts")
-def sum_two_hop(rows: jax.Array, two: TwoHop) -> jax.Array:
-    """[T, H]: each token's own rows, k ascending, then its sums of other domains: [A + (M - 1) T, H] that are home."""
-    return add(rows, two.sums)

@@ -105,7 +105,8 @@ def compiled_round_trip(config, num_windows, mesh=None):
             returned = combine(buffer, returned, win, "ep")
             lo += size
         buffers, owners = (jnp.concatenate(parts) for parts in zip(*received, strict=True))
-        tokens = sum_over_experts(returned, place, expert_idx.shape[0])
+        valid = expert_idx >= 0
+        tokens = sum_over_experts(returned, jnp.where(valid, place.reshape(valid.shape), -1))
         starts, aligned = (
             jnp.stack(both)[None] for both in zip(*((p.start, p.aligned) for p in layout[:2]), strict=True)
         )

@@ -24,13 +24,13 @@ from topoep_jax.combine import (
     gather_at_gateways,
     sum_at_gateways,
     sum_over_experts,
-    sum_two_hop,
 )
 from topoep_jax.dispatch import (
     Rails,
     as_triple,
     build_layout,
     build_two_hop,
+    come_home,
     dispatch,
     forward,
     gather_places,
@@ -66,7 +66,7 @@ class Seen(NamedTuple):
 
 def config_of(topology, exchange="two_hop"):
     sizes = {"hidden": 4, "ffn": 4, "num_experts": 16, "top_k": TOP_K, "num_slots": 2, "block_rows": BLOCK, "chunks": 2}
-    return LayerConfig(**sizes, topology=topology, exchange=exchange, cap_factor=0.2)
+    return LayerConfig(**sizes, topology=topology, exchange=exchange, cap_factor=0.2, overflow="loop")
 
 
 @functools.cache
@@ -110,9 +110,9 @@ def compiled(topology, exchange="two_hop"):
                 rows_home = combine_own(results, rows_home, win, "ep")
             else:
                 rows_home = combine(results, rows_home, win, "ep")
-        tokens = sum_over_experts(home, place, TOKENS)
+        tokens = sum_over_experts(home, come_home(config, layout, by_token))
         sums = sum_at_gateways(gathered, two)
-        tokens_two = sum_two_hop(combine_sums(sums, rows_home, two, "ep"), two)
+        tokens_two = sum_over_experts(combine_sums(sums, rows_home, two, "ep"), two.sums)
         away = jnp.where(two.peer == me, 0, two.forward_rows.sum(1))
         parts = Seen(
             two.direct,

@@ -74,8 +74,6 @@ class Kernel:
 def is_kernel(instruction: Instruction) -> bool:
     """Whether a step launches a kernel or a copy; collectives and what starts and ends elsewhere are none."""
     opcode = instruction.opcode
-    if instruction.target == "AllocateBuffer":  # memory as it is
-        return False
     return opcode not in _NO_KERNEL and not opcode.endswith(("-start", "-done", "-update"))
 
 

@@ -65,6 +65,8 @@ class Prices:
         if kernel.terms:
             return max(memory, self._spread(kernel))
         match kernel.instruction.kernel:
+            case "topoep_empty":
+                return 0
             case "topoep_pick" | "topoep_add":
                 return self._memory(self._touched(kernel) * _row_bytes(kernel)) if self.work else memory
             case "topoep_pack":

@@ -9,6 +9,7 @@ from topoep_jax.dispatch.layout import Moves as Moves
 from topoep_jax.dispatch.layout import Part as Part
 from topoep_jax.dispatch.layout import Window as Window
 from topoep_jax.dispatch.layout import build_layout as build_layout
+from topoep_jax.dispatch.layout import come_home as come_home
 from topoep_jax.dispatch.layout import extent_of as extent_of
 from topoep_jax.dispatch.layout import instance_expert as instance_expert
 from topoep_jax.dispatch.layout import joined as joined

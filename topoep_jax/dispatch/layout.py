@@ -21,6 +21,7 @@ from jax import lax
 
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch.rails import receive_order
+from topoep_jax.dispatch.rows import NOBODY
 from topoep_jax.topology import Topology
 from topoep_jax.transport import Segments
 
@@ -194,6 +195,30 @@ def build_layout(
         origin=origin,
         passes=extent.passes,
     )
+
+
+def come_home(config: LayerConfig, layout: Layout, place: jax.Array, ranks: jax.Array | None = None) -> jax.Array:
+    """int32 like `place`: the row of each of my assignments in the send order, -1 where its result never comes.
+
+    That of padding does not, nor what lies beyond the receive buffer, unless overflow is "loop".
+
+    Args:
+      config: the layer.
+      layout: of the plan.
+      place: int32 [T, K] of `send_order`.
+      ranks: bool [R]: count results of these alone.
+    """
+    first, end = layout.ahead.send_in, reach(config, place.size)
+    rows = layout.ahead.send_rows + jnp.clip(end - layout.rest.send_out, 0, layout.rest.send_rows)
+    rows = rows if ranks is None else jnp.where(ranks[:, None], rows, 0)
+    some = (rows > 0).astype(jnp.int32)
+    edges = jnp.zeros((place.size + 1,), jnp.int32).at[first].add(some).at[first + rows].add(-some)
+    return jnp.where((jnp.cumsum(edges) > 0)[place], place, NOBODY)
+
+
+def reach(config: LayerConfig, num_assignments: int) -> int:
+    """The virtual row before which all are executed."""
+    return 2**31 - 1 if config.overflow == "loop" else sum(config.window_rows(num_assignments))
 
 
 def exclusive_cumsum(values: jax.Array, axis: int) -> jax.Array:

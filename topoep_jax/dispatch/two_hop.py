@@ -21,7 +21,16 @@ import jax.numpy as jnp
 from jax import lax
 
 from topoep_jax.config import LayerConfig
-from topoep_jax.dispatch.layout import Layout, Part, both_ways, clip_segments, exclusive_cumsum, instance_expert
+from topoep_jax.dispatch.layout import (
+    Layout,
+    Part,
+    both_ways,
+    clip_segments,
+    come_home,
+    exclusive_cumsum,
+    instance_expert,
+    reach,
+)
 from topoep_jax.dispatch.rails import Rails
 from topoep_jax.dispatch.rows import NOBODY, UNREAD
 from topoep_jax.transport import Segments
@@ -163,7 +172,7 @@ def build_two_hop(
     token, row, sent = _compact((home[instance][None] == others[:, None, None]).any(2))
     begin = jnp.arange(len(rails.members) - 1, dtype=jnp.int32)[:, None] * tokens
     is_row = (home[instance] == domain[me]) | (direct & (instance < home.size - 1))
-    own_sums = jnp.where(is_row, place, NOBODY)
+    own = direct | (domain == domain[me])
     domain_sums = jnp.where((row >= 0) & ~direct, assignments + begin + row, NOBODY).T
     # No segment between domains is empty while tokens travel: XLA's kernel waited for some that never came.
     sends = jnp.where(direct, 0, jnp.maximum(sent, 1))
@@ -186,10 +195,10 @@ def build_two_hop(
                 jnp.where(travels, token, NOBODY).reshape(-1),
             ]
         ),
-        sums=jnp.concatenate([own_sums, domain_sums], 1),
+        sums=jnp.concatenate([come_home(config, layout, place, own), domain_sums], 1),
         copy_of=gateway.copy_of,
         partial=gateway.partial,
-        own=direct | (domain == domain[me]),
+        own=own,
         rail=Segments(at, sends, lands, held),
         rail_home=Segments(begin, held, home_at, sends),
         peer=gateway.peer,
@@ -252,8 +261,12 @@ def _as_gateway(
     region = jnp.broadcast_to((slot[..., 0] * tokens + row)[..., None], at.shape)
     where = jnp.where(at >= 0, at, capacity).reshape(-1)
     copy_of = jnp.full((capacity,), NOBODY, jnp.int32).at[where].set(region.reshape(-1), mode="drop")
+    # What lies beyond the receive buffers is executed by nobody.
+    executed = first[here] + jnp.clip(reach(config, tokens * top_k) - lands[here], 0, rows[here])
+    executed = executed[inside, instances % num_instances]
+    added = jnp.take_along_axis(jnp.where(at < executed, at, NOBODY), token[..., None], 1)
     beyond = jnp.arange(tokens)[None] >= held[:, None]
-    partial = jnp.where(beyond[..., None], UNREAD, jnp.take_along_axis(at, token[..., None], 1))
+    partial = jnp.where(beyond[..., None], UNREAD, added)
     return _Gateway(peer, rows, first, lands, copy_of, partial.reshape(-1, top_k), held)
 
 

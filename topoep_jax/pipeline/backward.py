@@ -170,7 +170,7 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     scale_grad = jnp.concatenate([*begun.scale_grads, scale_grad])
     tokens, slots, scale_grad = stage("weight_grads", tokens, slots, scale_grad)
     weight_grads = layer.combine("weight_grads", scale_grad, sums.weights, layer.whole)
-    x_grad = layer.sum_home("home_rails", tokens, inputs.x.shape[0])
+    x_grad = layer.sum_home("home_rails", tokens)
 
     jobs = [*begun.gate_up, of_gate_up]
     mains, _, x_grad = _go_home(work, gate_up, slots, jobs, sums.mains and sums.mains.gate_up, mains, turn, x_grad)

@@ -84,7 +84,7 @@ def run_forward(layer: Layer, inputs: Inputs) -> tuple[jax.Array, Kept]:
         return layer.bring("overflow_home", out, layer.gather("overflow_home", out, results, win), win)
 
     results = layer.overflow_passes(serve, results)
-    y = layer.sum_home("combine_rails", layer.sum_gathered(results), inputs.x.shape[0])
+    y = layer.sum_home("combine_rails", layer.sum_gathered(results))
     keep = layer.config.residuals
     nothing = (None, None)
     return y, Kept(

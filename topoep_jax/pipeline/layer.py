@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._arrays import zeros_after
+from topoep_jax._arrays import empty_like_rows
 from topoep_jax._compat import vary_like
 from topoep_jax.combine import (
     combine,
@@ -18,7 +18,6 @@ from topoep_jax.combine import (
     gather_at_gateways,
     sum_at_gateways,
     sum_over_experts,
-    sum_two_hop,
 )
 from topoep_jax.config import LayerConfig
 from topoep_jax.dispatch import (
@@ -29,6 +28,7 @@ from topoep_jax.dispatch import (
     Window,
     build_layout,
     build_two_hop,
+    come_home,
     dispatch,
     forward,
     hop,
@@ -69,7 +69,7 @@ class Inputs(NamedTuple):
 
 
 class Home(NamedTuple):
-    """Results on their way home; None where none are there yet. Rows that nobody executes are zero."""
+    """Results on their way home; None where none are there yet. Rows that nobody executes hold anything."""
 
     rows: jax.Array | None = None
     """[A, H] in send order; with two launches [A + (M - 1) T, H], their operand."""
@@ -82,7 +82,7 @@ class Home(NamedTuple):
 @partial(
     jax.tree_util.register_dataclass,
     meta_fields=["config", "axis_name"],
-    data_fields=["layout", "order", "place", "first", "last", "whole", "two"],
+    data_fields=["layout", "order", "place", "sums", "first", "last", "whole", "two"],
 )
 @dataclasses.dataclass(frozen=True)
 class Layer:
@@ -95,6 +95,8 @@ class Layer:
     """int32 [A]: assignment of each row in the send order."""
     place: jax.Array
     """int32 [A]: row of each assignment."""
+    sums: jax.Array
+    """int32 [T, m]: rows that each token adds, as `sum_over_experts` takes them."""
     first: Window | None
     """Chunk 1, of rows that mains get from their own domain; None where chunk 2 is all."""
     last: Window
@@ -112,8 +114,8 @@ class Layer:
         layout = build_layout(config, inputs.omega, inputs.slot_expert, inputs.quota, num_assignments, axis_name)
         order, place = send_order(inputs.expert_idx, config.num_experts)
         rails, two = Rails.of(config.topology), None
+        by_token = place.reshape(inputs.expert_idx.shape)
         if inputs.places is not None and rails is not None:
-            by_token = place.reshape(inputs.expert_idx.shape)
             plan = inputs.slot_expert, inputs.quota
             two = build_two_hop(config, rails, layout, *plan, order, by_token, inputs.places, axis_name)
         *ahead, rows = config.window_rows(num_assignments)
@@ -125,6 +127,7 @@ class Layer:
             layout,
             order,
             place,
+            come_home(config, layout, by_token) if two is None else two.sums,
             first=first,
             last=last,
             whole=last if first is None else joined(first, last, config.num_ranks),
@@ -198,30 +201,30 @@ class Layer:
             return home
         return home._replace(gathered=None, sums=sum_at_gateways(home.gathered, self.two))
 
-    def sum_home(self, name: str, home: Home, num_tokens: int) -> jax.Array:
+    def sum_home(self, name: str, home: Home) -> jax.Array:
         """[T, H]: the results of each token, added; sums of other domains come from their gateways."""
-        assert home.rows is not None
-        if self.two is None or home.sums is None:
-            return sum_over_experts(home.rows, self.place, num_tokens)
-        with phase(name):
-            return sum_two_hop(combine_sums(home.sums, home.rows, self.two, self.axis_name), self.two)
+        rows = home.rows
+        assert rows is not None
+        if self.two is not None and home.sums is not None:
+            with phase(name):
+                rows = combine_sums(home.sums, rows, self.two, self.axis_name)
+        return sum_over_experts(rows, self.sums)
 
-    def full_home(self, home: Home, after: jax.Array) -> Home:
-        """With zeros for what is None, of the dtype of `after` and made once it is there."""
-        gathered = None if self.two is None else self._gathered(home, after)
-        return home._replace(rows=self._rows(home, after), gathered=gathered)
+    def full_home(self, after: jax.Array) -> Home:
+        """Room for all rows, for passes that add to it; of the dtype of `after`."""
+        return Home(self._rows(Home(), after), None if self.two is None else self._gathered(Home(), after))
 
     def _rows(self, home: Home, after: jax.Array) -> jax.Array:
         if home.rows is not None:
             return home.rows
-        size = len(self.order if self.two is None else self.two.source)
-        return zeros_after(after if home.sums is None else home.sums, (size, self.config.hidden), after.dtype)
+        after = after if home.sums is None else home.sums
+        return empty_like_rows(after, len(self.order if self.two is None else self.two.source))
 
     def _gathered(self, home: Home, after: jax.Array) -> jax.Array:
         if home.gathered is not None:
             return home.gathered
         assert self.two is not None
-        return zeros_after(after, (len(self.two.copy_of), self.config.hidden), after.dtype)
+        return empty_like_rows(after, len(self.two.copy_of))
 
     @property
     def _groups(self) -> list[list[int]]:

@@ -44,7 +44,7 @@ def no_gradients(layer: Layer, after: jax.Array) -> Sums:
 
     num_assignments = layer.order.shape[0]
     sums = Sums(
-        tokens=layer.full_home(Home(), after) if config.overflow == "loop" else Home(),
+        tokens=layer.full_home(after) if config.overflow == "loop" else Home(),
         weights=jnp.zeros((num_assignments,), jnp.float32),
         slots=zeros(config.num_slots),
         mains=zeros(config.num_mains),
