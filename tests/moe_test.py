@@ -16,7 +16,7 @@ from jax.sharding import PartitionSpec as P
 
 from tests.support.dense import dense_layer
 from topoep_jax import LayerConfig, Status, Topology, init_params, moe_layer, routing
-from topoep_jax._arrays import empty_like_rows
+from topoep_jax._arrays import empty_after
 from topoep_jax.dispatch import Rails
 from topoep_jax.dispatch import api as dispatch_api
 from topoep_jax.dispatch import rows as rows_by_index
@@ -228,7 +228,7 @@ def with_gradients(function, *, garbage=False):
         with pytest.MonkeyPatch.context() as patch:
             if garbage:
                 for module in (dispatch_api, transfer_api):
-                    patch.setattr(module, "empty_like_rows", lambda *x: jnp.full_like(empty_like_rows(*x), jnp.nan))
+                    patch.setattr(module, "empty_after", lambda *x: jnp.full_like(empty_after(*x), jnp.nan))
                 # What no index asks for.
                 anything = lambda index, values: jnp.where(index[:, None], jnp.nan, values).astype(values.dtype)  # noqa: E731
                 pick, add = rows_by_index._pick, rows_by_index._add

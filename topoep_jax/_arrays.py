@@ -19,21 +19,20 @@ def zeros_after(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.A
     return vary_like(jnp.broadcast_to(zero, shape), x)
 
 
-def empty_like_rows(x: jax.Array, num_rows: int) -> jax.Array:
-    """[num_rows, ...] of the dtype of x [n, ...], holding anything; zeros but on NVIDIA GPUs. Not made before x.
+def empty_after(x: jax.Array, shape: tuple[int, ...], dtype: DTypeLike) -> jax.Array:
+    """An array that holds anything, not made before `x` is there; zeros where there are no kernels for GPUs.
 
     Only for what is written before it is read. `lax.empty` depends on nothing, so that XLA makes it early, and it stays
     in memory for longer than zeros would; a kernel that writes nothing can wait.
     """
-    _, zero = lax.optimization_barrier((x, jnp.zeros((1,), x.dtype)))
-    shape = (num_rows, *x.shape[1:])
+    _, zero = lax.optimization_barrier((x, jnp.zeros((1,), dtype)))
 
     def untouched(zero: jax.Array) -> jax.Array:
         kernel = lambda *_: None  # noqa: E731
-        made: jax.Array = _pallas.call(kernel, (zero,), result_like(x, shape), name="topoep_empty", programs=1)
+        made: jax.Array = _pallas.call(kernel, (zero,), result_like(zero, shape), name="topoep_empty", programs=1)
         return made
 
     def filled(zero: jax.Array) -> jax.Array:
-        return vary_like(jnp.broadcast_to(zero.reshape((1,) * len(shape)), shape), x)
+        return vary_like(jnp.broadcast_to(zero.reshape((1,) * len(shape)), shape), zero)
 
     return platform_dependent(vary_like(zero, x), cuda=untouched, default=filled)

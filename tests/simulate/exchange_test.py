@@ -36,7 +36,7 @@ def test_every_row_reaches_its_instance_once_and_tokens_are_fewer_than_rows(skew
     assert own.tokens is not None
     crosses = SHAPE.topology.crosses_domains()
     launches = [own.launches(chunk) for chunk in range(2)]
-    delivered = sum((first - (own.tokens if chunk == 0 else 0)) for chunk, (first, _) in enumerate(launches))
+    delivered = sum((first - (own.tokens if chunk == 1 else 0)) for chunk, (first, _) in enumerate(launches))
     forwarded = sum(second for _, second in launches)
     np.testing.assert_array_equal((delivered + forwarded).sum(0), own.rows.sum((0, 1)))
     assert not (forwarded * crosses).any()

@@ -3,7 +3,7 @@
 import jax
 import jax.numpy as jnp
 
-from topoep_jax._arrays import empty_like_rows
+from topoep_jax._arrays import empty_after
 from topoep_jax.dispatch.layout import Moves, Window
 from topoep_jax.dispatch.rows import pick
 from topoep_jax.dispatch.two_hop import TwoHop
@@ -37,7 +37,8 @@ def dispatch(rows: jax.Array, window: Moves, axis_name: str) -> jax.Array:
     Returns:
       [window.num_rows, ...]. Rows that no assignment fills hold anything (`experts.api`).
     """
-    return exchange(rows, empty_like_rows(rows, window.num_rows), window.dispatch, axis_name)
+    into = empty_after(rows, (window.num_rows, *rows.shape[1:]), rows.dtype)
+    return exchange(rows, into, window.dispatch, axis_name)
 
 
 def send_first(rows: jax.Array, two: TwoHop, win: Window, axis_name: str) -> jax.Array:
@@ -52,7 +53,7 @@ def send_first(rows: jax.Array, two: TwoHop, win: Window, axis_name: str) -> jax
     Returns:
       [win.num_rows + (M - 1) T, H], for `forward`: rows of the window, and the tokens that this gateway forwards.
     """
-    into = empty_like_rows(rows, win.num_rows + two.partial.shape[0])
+    into = empty_after(rows, (win.num_rows + two.partial.shape[0], rows.shape[1]), rows.dtype)
     return exchange(rows, into, win.hop.first, axis_name)
 
 

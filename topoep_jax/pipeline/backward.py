@@ -7,8 +7,8 @@
 | pull again               | gate and up of chunk 1, recomputed                               |
 | grad 2                   | gate_up^T of chunk 1                                             |
 | again 2 (dispatch 2)     | down^T of chunk 2                                                |
-| home 1 (of the input)    | gate and up of chunk 2, recomputed; down's gradient of the slots |
 | push of down             | down's gradient of the mains, strip by strip                     |
+| home 1 (of the input)    | gate_up^T of chunk 2                                             |
 | home 2                   | gate_up's gradient of the slots                                  |
 | push of gate_up          | gate_up's gradient of the mains, strip by strip                  |
 
@@ -136,7 +136,6 @@ def _chunk_1(work: _Pass, first: Window) -> _Begun:
         received, inner_grad = stage("again_2_forward", received, inner_grad)
     rows = work.forwarded(received)
 
-    rows, inner_grad, row_grads, params = stage("home_1", rows, inner_grad, row_grads, params)
     sums = no_gradients(layer, row_grads)
     of_gate_up, of_down = WeightGrad(first, rows_1, pre_grad), WeightGrad(first, inner, grads_1)
     return _Begun(params, pulled, rows, grads, inner_grad, row_grads, sums, [of_gate_up], [of_down], [scale_grad])
@@ -157,12 +156,13 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     mains = jnp.zeros_like(inputs.params)
     mains, turn, _ = _go_home(work, down, slots, jobs, sums.mains and sums.mains.down, mains, pulled.turn, pulled.turn)
 
-    mains, pre_grad, params, tokens = stage("last_rows", mains, pre_grad, begun.params, tokens)
+    values = stage("last_rows", mains, pre_grad, begun.params, tokens, begun.row_grads)
+    mains, pre_grad, params, tokens, row_grads_1 = values
     row_grads = layer.gmm(pre_grad, held._replace(mains=params), last, gate_up, transposed=True)
 
     tokens = layer.sum_gathered(layer.gather("home_2", row_grads, tokens, last))
-    if layer.first is not None and begun.row_grads is not None:
-        tokens = layer.bring("home_1", begun.row_grads, tokens, layer.first)
+    if layer.first is not None and row_grads_1 is not None:
+        tokens = layer.bring("home_1", row_grads_1, tokens, layer.first)
     tokens = layer.bring("home_2", row_grads, tokens, last)
     of_gate_up = WeightGrad(last, begun.rows, pre_grad)
     slots = _of_slots(layer, gate_up, sums.slots and sums.slots.gate_up, of_gate_up)

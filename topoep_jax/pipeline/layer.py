@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._arrays import empty_like_rows
+from topoep_jax._arrays import empty_after
 from topoep_jax._compat import vary_like
 from topoep_jax.combine import (
     combine,
@@ -217,14 +217,14 @@ class Layer:
     def _rows(self, home: Home, after: jax.Array) -> jax.Array:
         if home.rows is not None:
             return home.rows
-        after = after if home.sums is None else home.sums
-        return empty_like_rows(after, len(self.order if self.two is None else self.two.source))
+        size = len(self.order if self.two is None else self.two.source)
+        return empty_after(after if home.sums is None else home.sums, (size, self.config.hidden), after.dtype)
 
     def _gathered(self, home: Home, after: jax.Array) -> jax.Array:
         if home.gathered is not None:
             return home.gathered
         assert self.two is not None
-        return empty_like_rows(after, len(self.two.copy_of))
+        return empty_after(after, (len(self.two.copy_of), self.config.hidden), after.dtype)
 
     @property
     def _groups(self) -> list[list[int]]:

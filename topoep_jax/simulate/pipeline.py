@@ -88,33 +88,39 @@ class PipelinedLayer:
             begun = [layer.dispatch("dispatch_2", 0, begun)]
         pre = layer.product("gate_up c2", "experts forward", 2, layer.last, [*begun, *pull])
         out = layer.product("down c2", "experts forward", 1, layer.last, [pre])
-        return layer.combine("combine_2", layer.last, [out])
+        return layer.combine("combine_2", layer.last, layer.gather("combine_2", layer.last, [out]))
 
     def add_backward(self, program: Program, work: Work, after: int) -> int:
         """Adds the backward pass; returns the task that others may need."""
         layer = _Layer(program, work, self.rates)
-        begun, home = self._chunk_1_backward(layer, after) if layer.chunks == 2 else self._begin(layer, after)
+        begun = self._chunk_1_backward(layer, after) if layer.chunks == 2 else self._begin(layer, after)
         pre = layer.recompute("gate_up c2 again", layer.last, begun)
         down = layer.weight_grad("slots' down", 1, begun + pre, of_slots=True)
-        ready = [*begun, *home, *pre, *down]
+        ready = [*begun, *pre, *down]
         pushed = layer.push("push of down", 1, ready, ready)
+        # Where gateways gather, chunk 1 waits for that: both need much memory.
+        if layer.chunks == 2 and not work.hops:
+            layer.combine("home_1", 0, pushed)
         row_grads = layer.product("gate_up^T c2", "experts backward", 2, layer.last, pushed)
-        last = layer.combine("home_2", layer.last, [row_grads])
+        gathered = layer.gather("home_2", layer.last, [row_grads])
+        if layer.chunks == 2 and work.hops:
+            layer.combine("home_1", 0, gathered)
+        last = layer.combine("home_2", layer.last, gathered)
         gate_up = layer.weight_grad("slots' gate_up", 2, [row_grads], of_slots=True)
         weights = layer.exchange("weight_grads", "combine", work.rows.sum(0).T * _GRAD_BYTES, [last, *gate_up])
         pushed = layer.push("push of gate_up", 2, [weights], [weights] if work.balanced else [row_grads])
         return program.compute("gradients", "experts backward", 0, [weights, *pushed])
 
-    def _begin(self, layer: "_Layer", after: int) -> tuple[list[int], list[int]]:
-        """What chunk 2 starts from where it is all, and nothing that went home."""
+    def _begin(self, layer: "_Layer", after: int) -> list[int]:
+        """What chunk 2 starts from where it is all."""
         pull = layer.pull("repull", [after])
         again = layer.again("again_2", 0, [after])
         grad = layer.dispatch("grad_2", 0, [after])
         inner = layer.product("down^T c2", "experts backward", 1, 0, [*pull, grad])
-        return [*pull, *again, inner], []
+        return [*pull, *again, inner]
 
-    def _chunk_1_backward(self, layer: "_Layer", after: int) -> tuple[list[int], list[int]]:
-        """Rows of chunk 1 on their way home, rows and gradients of chunk 2 here: what chunk 2 starts from, and home."""
+    def _chunk_1_backward(self, layer: "_Layer", after: int) -> list[int]:
+        """All products with rows of chunk 1; rows and gradients of chunk 2 here: what chunk 2 starts from."""
         grad = layer.dispatch("grad_1", 0, [after])
         again = layer.again("again_1", 0, [grad])
         inner = layer.product("down^T c1", "experts backward", 1, 0, [grad])
@@ -125,8 +131,7 @@ class PipelinedLayer:
         row_grads = layer.product("gate_up^T c1", "experts backward", 2, 0, ready)
         again = layer.again("again_2", 1, [grad, row_grads])
         inner = layer.product("down^T c2", "experts backward", 1, 1, [grad, row_grads])
-        begun = [*again, inner]
-        return begun, [layer.combine("home_1", 0, begun)]
+        return [*again, inner]
 
 
 @dataclasses.dataclass(frozen=True)
@@ -176,15 +181,20 @@ class _Layer:
         """Rows that were not kept."""
         return [self.dispatch(name, chunk, after)] if self.work.config.residuals == "none" else []
 
+    def gather(self, name: str, chunk: int, after: list[int]) -> list[int]:
+        """Rows to the gateways of their sources, if there are any."""
+        if not self.work.hops:
+            return after
+        return [self.exchange(f"{name} gather", "combine", self._launches(chunk)[1].T, after)]
+
     def combine(self, name: str, chunk: int, after: list[int]) -> int:
-        """Rows home; in two launches, gateways' sums go home once the last chunk is there."""
+        """Rows home; in two launches, gateways' sums go home with the last chunk."""
         if not self.work.hops:
             return self.exchange(name, "combine", self._moved(chunk).T, after)
         first, forwarded = self._launches(chunk, tokens=False)
+        own = self.exchange(name, "combine", first.T, after)
         if chunk != self.last:
-            return self.exchange(name, "combine", first.T, after)
-        gathered = self.exchange(f"{name} gather", "combine", forwarded.T, after)
-        own = self.exchange(name, "combine", first.T, [gathered])
+            return own
         tokens = np.zeros_like(first) if self.work.tokens is None else self.work.tokens * self.costs[0].token_bytes
         return self.program.exchange(f"{name} rails", "combine", tokens.T, self.launch + self._copied(forwarded), [own])
 

@@ -11,7 +11,7 @@ import jax
 import jax.numpy as jnp
 from jax import lax
 
-from topoep_jax._arrays import empty_like_rows
+from topoep_jax._arrays import empty_after
 from topoep_jax.config import STAGING_BYTES
 from topoep_jax.transfer.accumulate import accumulate
 from topoep_jax.transfer.pack import pack
@@ -48,7 +48,7 @@ def pull(mains: jax.Array, slot_expert: jax.Array, axis_name: str) -> jax.Array:
     main = jnp.where(mine, slot_expert % num_mains, -1).reshape(-1, 1)
     pulled = (main == jnp.arange(num_mains, dtype=jnp.int32)[None]).any(0)
     sent = pack(mains, pulled)
-    return exchange(sent, empty_like_rows(sent, num_slots), segments, axis_name)
+    return exchange(sent, empty_after(sent, (num_slots, mains.shape[1]), mains.dtype), segments, axis_name)
 
 
 def push(
@@ -126,7 +126,8 @@ def push_slices(
 
     def turn(state: State, index: jax.Array) -> tuple[State, None]:
         part = lax.dynamic_slice_in_dim(slot_grads, index * width, width, 1)
-        staged = exchange(part, empty_like_rows(part, num_ranks * num_slots), segments, axis_name)
+        empty = empty_after(part, (num_ranks * num_slots, width), part.dtype)
+        staged = exchange(part, empty, segments, axis_name)
         return add(index, state, lambda grads: accumulate(grads, staged, target)), None
 
     return lax.scan(turn, state, jnp.arange(num_slices, dtype=jnp.int32))[0]
