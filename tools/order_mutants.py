@@ -4,8 +4,9 @@
     python tools/order_mutants.py --stage NAME    the tests without this stage; its status is theirs
 
 A stage is a call of `topoep_jax.pipeline.order.stage`; without it, its operands go through unchanged. The tests are
-those of tests/aot/pipeline_test.py for one layer of Qwen3-30B-A3B: which collective runs under which product, and how
-much memory the layer takes. Exits with an error where a stage is left out and they pass: then it should not be there.
+those of tests/aot/pipeline_test.py for one layer of Qwen3-30B-A3B, by both exchanges: which collective runs under which
+product, and how much memory the layer takes. Exits with an error where a stage is left out and they pass: then it
+should not be there.
 """
 
 import argparse
@@ -23,7 +24,7 @@ sys.path.insert(0, str(ROOT))
 PASSES = ("forward", "backward")
 RESULTS = ROOT / "results/full/order_mutants.json"
 TESTS = ("test_every_large_collective_runs_under_a_gemm", "test_a_layer_fits")
-LAYER = "qwen3-30b-a3b-1"
+LAYERS = ("qwen3-30b-a3b-1-direct", "qwen3-30b-a3b-1-auto")
 FAILED = 1
 
 
@@ -53,7 +54,7 @@ class Without:
 
 def run_without(stage: str) -> int:
     """Status of the tests on programs that lack one stage."""
-    names = [f"tests/aot/pipeline_test.py::{test}[{LAYER}]" for test in TESTS]
+    names = [f"tests/aot/pipeline_test.py::{test}[{layer}]" for test in TESTS for layer in LAYERS]
     options = ["-q", "--require-cuda", "-m", "", "-p", "no:cacheprovider"]
     return int(pytest.main([*options, *names], plugins=[Without(stage)]))
 
