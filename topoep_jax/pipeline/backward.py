@@ -151,12 +151,11 @@ def _chunk_2(work: _Pass, begun: _Begun) -> tuple[jax.Array, jax.Array, jax.Arra
     pre_grad, inner, scale_grad = layer.swiglu_backward(pre, scale, begun.inner_grad)
     slots = _of_slots(layer, down, sums.slots and sums.slots.down, WeightGrad(last, inner, begun.grads))
 
-    tokens, slots, inner, grads = stage("push_down", sums.tokens, slots, inner, begun.grads)
-    jobs = [*begun.down, WeightGrad(last, inner, grads)]
+    jobs = [*begun.down, WeightGrad(last, inner, begun.grads)]
     mains = jnp.zeros_like(inputs.params)
     mains, turn, _ = _go_home(work, down, slots, jobs, sums.mains and sums.mains.down, mains, pulled.turn, pulled.turn)
 
-    values = stage("last_rows", mains, pre_grad, begun.params, tokens, begun.row_grads)
+    values = stage("last_rows", mains, pre_grad, begun.params, sums.tokens, begun.row_grads)
     mains, pre_grad, params, tokens, row_grads_1 = values
     row_grads = layer.gmm(pre_grad, held._replace(mains=params), last, gate_up, transposed=True)
 
