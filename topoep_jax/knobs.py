@@ -136,6 +136,11 @@ class Knobs:
         " each domain, whose gateway forwards it), auto (by each plan what is predicted to be quicker); else direct",
         choices=get_args(Exchange),
     )
+    check_exchange: bool = knob(
+        False,
+        "compare sums of the bits of all rows where they leave and where they land, forward and backward; what differs"
+        " is in topoep_jax.transport.exchange_faults()",
+    )
     residuals: Residuals = knob(
         "none",
         "what the backward pass keeps besides tokens, router weights and the plan: none (it dispatches again and"

@@ -96,7 +96,7 @@ def moe_layer(
       config: the layer.
       mask: bool [T], false for padding, which is routed nowhere and yields zeros; None where every token counts.
       replay: int32 [T, K], recorded experts to use instead of the router's choice; negative entries are padding.
-      layer: index of this layer; only forced routing reads it.
+      layer: index of this layer, for forced routing and for what `check_exchange` finds.
       step: index of this call; only forced routing reads it.
       return_routing: also return what the router chose, to record it or for a balance loss.
 
@@ -139,6 +139,7 @@ def moe_layer(
         slot_expert=jnp.asarray(plan.slot_expert),
         quota=jnp.asarray(plan.quota),
         places=places,
+        layer=vary_like(jnp.asarray(layer, jnp.int32), omega) if config.check_exchange else None,
     )
     y = planned_experts(config, axis_name, inputs)
     if config.shared_ffn:

@@ -130,7 +130,7 @@ class OnMesh:
           x: [..., H] tokens; their number must be a multiple of the ranks they are sharded over.
           mask: bool [...], false for padding.
           replay: int32 [..., K], recorded experts instead of the router's choice; negative entries are padding.
-          layer: index of this layer; only forced routing reads it.
+          layer: index of this layer; for forced routing and for what `check_exchange` finds.
           step: index of this call; only forced routing reads it.
           return_routing: also return what the router chose, to record it or for a balance loss.
 

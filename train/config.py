@@ -114,6 +114,17 @@ class TrainConfig(Frozen, Knobs):
     xla_options: bool = knob(
         True, "on GPUs: compile for overlap and device-initiated exchanges, see topoep_jax.transport.xla_options"
     )
+    safe_exchange: bool = knob(
+        False, "with --xla_options: leave out what faults of XLA's exchange are known of, at a price in time"
+    )
+    check_steps: int | None = knob(
+        None,
+        "first steps of a run, and of one that goes on, whose exchanges are checked (--check_exchange checks all); the"
+        " checked step is compiled beside the other",
+        least=0,
+        unset="2 on GPUs; 0 on CPU, where rows are copied",
+    )
+    check_every: int = knob(0, "then check every n-th step, too; 0: none", least=0)
     skew: float | None = knob(None, "force routing with this skew (0 uniform; < 0 fixed hot experts); unset: natural")
 
     coordinator: str = knob(

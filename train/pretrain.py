@@ -43,7 +43,7 @@ from train.mesh import is_cpu, make_topology
 from train.part import param_dtype
 from train.recording import Recorder
 from train.state import StepMetrics, TrainState, is_sound, overflowed
-from train.step import Program, build
+from train.step import Program, build, first_checks
 from train.together import lead_finds, load_same_tokens, meet, together
 
 OnStep = Callable[[dict[str, Any]], None]
@@ -182,8 +182,10 @@ def _loop(
     done = int(state.step)
     batch_tokens = config.batch_size * config.seq_len
     began = time.perf_counter()
+    begun, first_checked = done, first_checks(config, program.mesh)
     step: Step | None = None
     exact_step = program.exact_step and _Together(program.exact_step, config.peer_timeout_s)
+    checked_step = program.checked_step and _Together(program.checked_step, config.peer_timeout_s)
     if done < config.steps and not interrupt.asked():
         _say("compiling: about a minute on a laptop")
         # Compiled ahead, so that the first step's tokens per second mean something.
@@ -195,12 +197,16 @@ def _loop(
         while step is not None and done < config.steps and not interrupt.asked():
             batch = program.place(stream[done])
             began = time.perf_counter()
+            asked = done - begun < first_checked or (config.check_every and (done + 1) % config.check_every == 0)
+            taken = checked_step if checked_step and asked else step
             try:
-                state, metrics, rerun = _run(step, exact_step, state, batch, recorder.wants(done + 1))
+                state, metrics, rerun = _run(taken, exact_step, state, batch, recorder.wants(done + 1))
             except jax.errors.JaxRuntimeError as error:
                 if (lost := transport.failure()) is None:
                     raise
                 raise RunStopped(f"step {done + 1}: {lost}. Look for the end of that rank's log") from error
+            if taken is checked_step or config.check_exchange:
+                _stop_at_faults(done + 1)
             if not is_sound(metrics):
                 # Not saved: what makes a step unsound is most often the update before it.
                 raise RunStopped(_diagnosis(done + 1, metrics, config, checkpoints.latest()))
@@ -220,6 +226,14 @@ def _loop(
     checkpoints.save(state)
     if done < config.steps:
         _say(f"Stopped after step {done}, which is saved. Go on with: {_resume_command(config)}")
+
+
+def _stop_at_faults(step: int) -> None:
+    """Stops the run, on all processes, if the exchanges of this step have lost or changed a row on any of them."""
+    faults = transport.exchange_faults()
+    if (found := transport.first_reason(str(faults[0]) if faults else None)) is None:
+        return
+    raise RunStopped(f"step {step}: {found}; here that is --safe_exchange. The step is not saved")
 
 
 def _run(

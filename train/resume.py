@@ -23,7 +23,17 @@ BALANCING = ("planner", "ep", "dp", "domains", *(name for name in _KNOBS if KNOB
 """Said and recorded: other figures of balancing, from the same demand; the parameters differ by rounding."""
 FREE = (
     *("data", "init_from", "run_dir", "resume", "restore", "save_every", "record_routing", "remat", "fsdp"),
-    *("xla_options", "coordinator", "num_processes", "process_id", "peer_timeout_s"),
+    *(
+        "xla_options",
+        "safe_exchange",
+        "check_steps",
+        "check_every",
+        "check_exchange",
+        "coordinator",
+        "num_processes",
+        "process_id",
+        "peer_timeout_s",
+    ),
     *(name for name in _KNOBS if name not in BALANCING),
 )
 """Neither: where and how the same is done. What `data` names is in `of_data`."""

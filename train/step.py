@@ -18,6 +18,8 @@ from train.optimizer import Optimizer, make_optimizer, wide, without_bias
 from train.part import Part, overflow_of, param_dtype
 from train.state import Measured, StepMetrics, TrainState, is_sound, merge, overflowed
 
+_FIRST_CHECKS = 2
+
 
 @dataclasses.dataclass(frozen=True)
 class Program:
@@ -39,6 +41,9 @@ class Program:
     With overflow="flag" so does a step that did not fit its receive buffers: `overflowed`."""
     exact_step: jax.stages.Wrapped | None
     """The step with overflow="loop", for batches with which `step` overflowed; None where `step` is that already."""
+    checked_step: jax.stages.Wrapped | None
+    """`step` with exchanges that are checked: what they find is in `transport.exchange_faults()`. None if no step is to
+    be checked, or if all are."""
     microbatches: int
 
     def place(self, batch: np.ndarray) -> jax.Array:
@@ -89,6 +94,7 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         out = shardings, everywhere
         return jax.jit(step, out_shardings=out, donate_argnums=0, compiler_options=compiler_options(config, mesh))
 
+    checked = Part(dataclasses.replace(config, check_exchange=True), mesh, overflow=overflow)
     return Program(
         mesh=mesh,
         shardings=shardings,
@@ -99,8 +105,21 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         ),
         step=make_step(part, overflow),
         exact_step=make_step(Part(config, mesh, overflow="loop"), "loop") if overflow == "flag" else None,
+        checked_step=make_step(checked, overflow) if is_checked(config, mesh) else None,
         microbatches=config.microbatches,
     )
+
+
+def first_checks(config: TrainConfig, mesh: Mesh) -> int:
+    """Steps from the start of a process on whose exchanges are checked."""
+    if config.check_steps is not None:
+        return config.check_steps
+    return 0 if is_cpu(mesh) else _FIRST_CHECKS
+
+
+def is_checked(config: TrainConfig, mesh: Mesh) -> bool:
+    """Whether some steps, but not all, are checked."""
+    return not config.check_exchange and (first_checks(config, mesh) > 0 or config.check_every > 0)
 
 
 def accumulate(part: Part, state: TrainState, batch: jax.Array, places: Any) -> tuple[Any, Measured]:
@@ -135,7 +154,9 @@ def accumulate(part: Part, state: TrainState, batch: jax.Array, places: Any) -> 
 
 def compiler_options(config: TrainConfig, mesh: Mesh) -> dict[str, Any] | None:
     """The options of XLA for the programs of a run."""
-    return None if is_cpu(mesh) or not config.xla_options else dict(transport.xla_options().compiler_options)
+    if is_cpu(mesh) or not config.xla_options:
+        return None
+    return dict(transport.xla_options(safe=config.safe_exchange).compiler_options)
 
 
 def shardings_of(abstract: TrainState, config: TrainConfig, mesh: Mesh, optimizer: Optimizer) -> Any:

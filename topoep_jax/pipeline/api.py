@@ -6,6 +6,7 @@ from typing import Any
 import jax
 from jax import lax
 
+from topoep_jax import transport
 from topoep_jax.config import LayerConfig
 from topoep_jax.pipeline.backward import run_backward
 from topoep_jax.pipeline.forward import Kept, run_forward
@@ -32,20 +33,22 @@ def planned_experts(config: LayerConfig, axis_name: str, inputs: Inputs) -> jax.
 
 def _forward(config: LayerConfig, axis_name: str, inputs: Inputs) -> tuple[jax.Array, tuple[Layer, Inputs, Kept]]:
     layer = Layer.build(config, axis_name, inputs)
-    y, kept = run_forward(layer, inputs)
+    with transport.checking(inputs.layer):
+        y, kept = run_forward(layer, inputs)
     return y, (layer, inputs, kept)
 
 
 def _backward(config: LayerConfig, axis_name: str, saved: tuple[Layer, Inputs, Kept], grad: jax.Array) -> tuple[Any]:
     # Without the barrier XLA merges what is computed again with the forward pass, and keeps all of its buffers alive.
     (layer, inputs, kept), grad = lax.optimization_barrier((saved, grad))
-    of_integers: Any = (None,) * 5
+    of_integers: Any = (None,) * 6
     return (Inputs(*_gradients(layer, inputs, kept, grad), *of_integers),)
 
 
 @jax.custom_jvp
 def _gradients(layer: Layer, inputs: Inputs, kept: Kept, grad: jax.Array) -> tuple[jax.Array, jax.Array, jax.Array]:
-    return run_backward(layer, inputs, kept, grad)
+    with transport.checking(inputs.layer):
+        return run_backward(layer, inputs, kept, grad)
 
 
 @_gradients.defjvp

@@ -56,6 +56,7 @@ class Inputs(NamedTuple):
       slot_expert: int32 [R, N] of the plan.
       quota: int32 [R, R, J] of the plan.
       places: int32 [M - 1, T, K] of `gather_places`; None where rows travel as they are.
+      layer: int32 [] that faults of the exchange name; None where it is not checked.
     """
 
     x: jax.Array
@@ -66,6 +67,7 @@ class Inputs(NamedTuple):
     slot_expert: jax.Array
     quota: jax.Array
     places: jax.Array | None = None
+    layer: jax.Array | None = None
 
 
 class Home(NamedTuple):

@@ -18,6 +18,8 @@ import jax
 from jax import lax
 from jax.experimental.xla_metadata import set_xla_metadata
 
+from topoep_jax import transport
+
 Values = TypeVarTuple("Values")
 
 
@@ -35,5 +37,5 @@ def stage(name: str, *values: *Values) -> tuple[*Values]:
 @contextlib.contextmanager
 def phase(name: str) -> Iterator[None]:
     """Names the collective inside: as a scope, and in a form that lasts where XLA drops scopes (docs/layer.md)."""
-    with jax.named_scope(f"topoep_{name}"), set_xla_metadata(topoep_phase=name):
+    with jax.named_scope(f"topoep_{name}"), set_xla_metadata(topoep_phase=name), transport.named(name):
         yield

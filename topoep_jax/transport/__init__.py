@@ -1,6 +1,11 @@
 """Ways to move rows between ranks: lax collectives, and groups of ranks whose kernels reach each other's memory."""
 
+from topoep_jax.transport.agree import first_reason as first_reason
 from topoep_jax.transport.agree import meet as meet
+from topoep_jax.transport.check import Fault as Fault
+from topoep_jax.transport.check import checking as checking
+from topoep_jax.transport.check import exchange_faults as exchange_faults
+from topoep_jax.transport.check import named as named
 from topoep_jax.transport.device import Failure as Failure
 from topoep_jax.transport.device import Group as Group
 from topoep_jax.transport.device import failure as failure

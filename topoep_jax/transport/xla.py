@@ -9,6 +9,7 @@ import numpy as np
 from jax import lax
 
 from topoep_jax._compat import platform_dependent
+from topoep_jax.transport.check import compare
 
 
 class Segments(NamedTuple):
@@ -40,13 +41,14 @@ def exchange(
       groups: ranks that exchange among themselves, in groups of one size, each ascending; segments are then those of
         the group's peers. None for all ranks.
     """
-    return platform_dependent(
+    landed: jax.Array = platform_dependent(
         rows,
         into,
         *segments,
         cpu=partial(_emulated, axis_name=axis_name, groups=groups),
         default=partial(lax.ragged_all_to_all, axis_name=axis_name, axis_index_groups=groups),
     )
+    return compare(rows, landed, segments, axis_name, groups)
 
 
 def _emulated(

@@ -11,6 +11,16 @@ _OPTIONS: dict[str, bool | int] = {
     "xla_gpu_experimental_parallel_collective_overlap_limit": 1,
 }
 
+_SAFE: dict[str, bool | int] = {
+    # Collectives start where they are written and end at once, one after the other.
+    "xla_gpu_enable_latency_hiding_scheduler": False,
+    "xla_gpu_experimental_parallel_collective_overlap_limit": 1,
+    # Exchanges fall back to sends and receives, which the host posts between nodes.
+    "xla_gpu_experimental_ragged_all_to_all_use_device_kernel": False,
+    "xla_gpu_experimental_enable_nccl_symmetric_buffers": False,
+    "xla_gpu_unsupported_use_ragged_all_to_all_one_shot_kernel": False,
+}
+
 OLDEST_JAX = (0, 12)
 """Older versions have no device-initiated ragged_all_to_all."""
 _DEVICE_KERNEL: dict[str, bool | int] = {
@@ -36,17 +46,25 @@ class XlaOptions(NamedTuple):
     """What this JAX cannot do, a sentence each; empty on jax 0.12 or newer."""
 
 
-def xla_options() -> XlaOptions:
+def xla_options(*, safe: bool = False) -> XlaOptions:
     """Options for GPU programs that hold the layer: overlap by the latency-hiding scheduler, and the device's exchange.
 
     The exchange of rows (transport "xla") is then XLA's device-initiated ragged_all_to_all, where jax is 0.12 or newer.
     It needs NCCL 2.29 or newer with symmetric memory; between nodes also GIN. XLA calls it experimental.
 
         step = jax.jit(step, compiler_options=transport.xla_options().compiler_options)
+
+    Args:
+      safe: leave out what users report faults of (docs/device.md): no latency hiding, one collective at a time, and no
+        symmetric buffers or kernels of the device for the exchange. Slow; for when `check_exchange` finds a fault, or
+        to find out whether a fault comes from there.
     """
-    options = dict(_OPTIONS)
+    options = dict(_SAFE if safe else _OPTIONS)
     missing: tuple[str, ...] = ()
-    if jax.__version_info__[:2] >= OLDEST_JAX:
+    if safe:
+        if jax.__version_info__[:2] < OLDEST_JAX:  # which do not know the kernel, nor its options
+            options = {name: value for name, value in options.items() if name in _OPTIONS}
+    elif jax.__version_info__[:2] >= OLDEST_JAX:
         options |= _DEVICE_KERNEL
     else:
         missing = (
