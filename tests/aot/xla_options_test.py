@@ -27,10 +27,19 @@ def test_an_old_jax_says_what_it_lacks():
     assert "has no device-initiated ragged_all_to_all: each call blocks the host" in missing
 
 
-def test_xla_knows_the_flags():
-    flags = transport.xla_options().flags
+@pytest.mark.parametrize("safe", [False, True])
+def test_xla_knows_the_flags(safe):
+    flags = transport.xla_options(safe=safe).flags
     assert exit_status(flags) == 0
     assert exit_status(f"{flags} --xla_gpu_no_such=true") != 0, "XLA refuses flags that it does not know"
+
+
+def test_safe_options_turn_off_what_faults_are_known_of():
+    quick, safe = (transport.xla_options(safe=safe).compiler_options for safe in (False, True))
+    assert quick.keys() == safe.keys()
+    assert quick["xla_gpu_enable_latency_hiding_scheduler"]
+    assert safe.pop("xla_gpu_experimental_parallel_collective_overlap_limit") == 1
+    assert not any(safe.values())
 
 
 def exit_status(flags: str) -> int:
