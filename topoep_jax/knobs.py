@@ -60,6 +60,8 @@ class Knob:
         elif _without_none(kind) is int:
             fits = is_integer(value, self.least)
             wanted = "an integer" + ("" if self.least is None else f" of at least {self.least}")
+        elif kind is bool:
+            fits, wanted = isinstance(value, bool), "True or False"
         else:
             return ""
         return "" if fits or is_unset else f"must be {wanted}{', or None' * bool(self.unset)}"

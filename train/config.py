@@ -254,7 +254,7 @@ def define() -> Flags:
         elif field.name in KNOBS:
             values.add_knob(field.name, field.default, known=known)
         else:
-            kind = float if kind == float | None else kind
+            kind = {float | None: float, int | None: int}.get(kind, kind)
             values.add(field.name, kind, known.help, field.default, choices=known.choices, least=known.least)
     return values
 

@@ -28,7 +28,6 @@ FREE = (
         "safe_exchange",
         "check_steps",
         "check_every",
-        "check_exchange",
         "coordinator",
         "num_processes",
         "process_id",

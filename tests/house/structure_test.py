@@ -20,7 +20,8 @@ MAX_FUNCTION_LINES = 60
 ORDER = [
     ["_compat", "_needs", "_integers"],
     ["topology"],
-    ["_pallas", "_arrays", "launch"],
+    ["_pallas", "launch"],
+    ["_arrays"],
     ["routing forced_routing", "shapes", "rates"],
     ["balance", "demand", "synthetic"],
     ["_cuda_build"],

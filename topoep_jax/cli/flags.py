@@ -60,7 +60,7 @@ class Flags(flags.FlagValues):
           note: what the command adds to the meaning; else what None stands for.
         """
         knob = known or KNOBS[name]
-        kind = KIND[name] if KIND[name] in (int, float) else str
+        kind = KIND[name] if KIND[name] in (bool, int, float) else str
         if default is None and not note:
             note = f"unset: {knob.unset}"
         meaning = f"{knob.help}; {note}" if note else knob.help
