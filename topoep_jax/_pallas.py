@@ -1,5 +1,6 @@
 """How the library calls its Pallas kernels, all of which read and write whole arrays where they lie."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from types import MappingProxyType
 from typing import Any
@@ -9,6 +10,18 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 
 from topoep_jax import _compat
+
+_MOST_COLUMNS, _LEAST_COLUMNS = 4096, 16
+
+
+def columns(width: int) -> int:
+    """Columns that a program copies at once of rows of this width, a power of two."""
+    return math.gcd(width, _MOST_COLUMNS)
+
+
+def pays(width: int) -> bool:
+    """Whether these are so many that a kernel is worth it."""
+    return columns(width) >= _LEAST_COLUMNS
 
 
 def call(

@@ -94,7 +94,10 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         out = shardings, everywhere
         return jax.jit(step, out_shardings=out, donate_argnums=0, compiler_options=compiler_options(config, mesh))
 
-    checked = Part(dataclasses.replace(config, check_exchange=True), mesh, overflow=overflow)
+    checked_step = None
+    if is_checked(config, mesh):
+        checked = Part(dataclasses.replace(config, check_exchange=True), mesh, overflow=overflow)
+        checked_step = make_step(checked, overflow)
     return Program(
         mesh=mesh,
         shardings=shardings,
@@ -105,7 +108,7 @@ def build(config: TrainConfig, mesh: Mesh | None = None) -> Program:
         ),
         step=make_step(part, overflow),
         exact_step=make_step(Part(config, mesh, overflow="loop"), "loop") if overflow == "flag" else None,
-        checked_step=make_step(checked, overflow) if is_checked(config, mesh) else None,
+        checked_step=checked_step,
         microbatches=config.microbatches,
     )
 

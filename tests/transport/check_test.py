@@ -158,6 +158,14 @@ def test_it_works_in_every_form_of_program(form, monkeypatch):
     assert "xla_options(safe=True)" in str(faults[0])
 
 
+def test_what_changes_places_changes_the_sum():
+    rows = jax.random.normal(jax.random.key(0), (4, 8))
+    first, size = jnp.asarray([1]), jnp.asarray([3])
+    sums = [int(check._sums(rows[:, columns], first, size)[0]) for columns in (np.arange(8), np.arange(8)[::-1])]
+    assert sums[0] != sums[1], "columns"
+    assert int(check._sums(rows[jnp.asarray([0, 3, 2, 1])], first, size)[0]) != sums[0], "rows"
+
+
 def test_a_fault_says_where_it_is_and_what_to_do():
     fault = transport.Fault(3, "grad_2", 1, 6)
     assert str(fault).startswith("layer 3, grad_2: what rank 1 sent is not what rank 6 got;")

@@ -6,7 +6,6 @@ from topoep_jax.dispatch.api import send_first as send_first
 from topoep_jax.dispatch.api import send_order as send_order
 from topoep_jax.dispatch.layout import Layout as Layout
 from topoep_jax.dispatch.layout import Moves as Moves
-from topoep_jax.dispatch.layout import Part as Part
 from topoep_jax.dispatch.layout import Window as Window
 from topoep_jax.dispatch.layout import build_layout as build_layout
 from topoep_jax.dispatch.layout import come_home as come_home

@@ -3,7 +3,6 @@
 Left to XLA, a gateway copies and adds up as many rows as it has room for, whatever the plan says.
 """
 
-import math
 from collections.abc import Callable
 from functools import partial
 from typing import Any
@@ -20,14 +19,13 @@ NOBODY = -1
 """An index of no row."""
 UNREAD = -2
 """The first index of a row that nobody reads."""
-_MOST_COLUMNS, _LEAST_COLUMNS = 4096, 16
 _ROWS = 4
 """Of one program."""
 
 
 def pick(rows: jax.Array, index: jax.Array) -> jax.Array:
     """[m, H]: rows [n, H] by index int32 [m]; what has a negative index holds anything."""
-    if not _kernel_fits(rows):
+    if not _pallas.pays(rows.shape[1]):
         return _pick(rows, index)
     return platform_dependent(rows, index, cuda=pick_by_kernel, default=_pick)
 
@@ -37,75 +35,61 @@ def add(rows: jax.Array, index: jax.Array) -> jax.Array:
 
     `NOBODY` adds nothing. Where the first index is `UNREAD`, the result holds anything.
     """
-    if not _kernel_fits(rows):
+    if not _pallas.pays(rows.shape[1]):
         return _add(rows, index)
     return platform_dependent(rows, index, cuda=add_by_kernel, default=_add)
 
 
 def pick_by_kernel(rows: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax.Array:
     """The kernel of `pick`."""
-    width, columns = rows.shape[1], _columns(rows)
 
-    def kernel(rows: Any, index: Any, out: Any) -> None:
-        def copy(row: jax.Array) -> None:
-            for begin in range(0, width, columns):
-                here = pl.ds(begin, columns)
-                out[row, here] = rows[index[row], here]
+    def copy(rows: Any, index: Any, out: Any, row: jax.Array, here: Any) -> None:
+        at = index[row]
 
-        _each_row(index.shape[0], lambda row: pl.when(index[row] >= 0)(partial(copy, row)))
+        @pl.when(at >= 0)
+        def _() -> None:
+            out[row, here] = rows[at, here]
 
-    return _pallas.call(
-        kernel,
-        (rows, index),
-        result_like(rows, (index.shape[0], width)),
-        name="topoep_pick",
-        programs=-(-index.shape[0] // _ROWS),
-        interpret=interpret,
-    )
+    return _by_row("topoep_pick", copy, rows, index, interpret=interpret)
 
 
 def add_by_kernel(rows: jax.Array, index: jax.Array, *, interpret: bool = False) -> jax.Array:
     """The kernel of `add`."""
-    width, columns = rows.shape[1], _columns(rows)
+    none = (_pallas.columns(rows.shape[1]),), jnp.float32
+
+    def total(rows: Any, index: Any, out: Any, row: jax.Array, here: Any) -> None:
+        def taken(at: jax.Array) -> Any:
+            return lax.cond(at >= 0, lambda: rows[at, here].astype(jnp.float32), lambda: jnp.zeros(*none))
+
+        @pl.when(index[row, 0] > UNREAD)
+        def _() -> None:
+            sums = jnp.zeros(*none)
+            for k in range(index.shape[1]):
+                sums = sums + taken(index[row, k])
+            out[row, here] = sums.astype(out.dtype)
+
+    return _by_row("topoep_add", total, rows, index, interpret=interpret)
+
+
+def _by_row(name: str, serve: Callable[..., None], rows: jax.Array, index: jax.Array, *, interpret: bool) -> jax.Array:
+    """[m, H]: `serve` makes some columns of one row of the result, for index int32 [m, ...]."""
+    (count, *_), width, columns = index.shape, rows.shape[1], _pallas.columns(rows.shape[1])
 
     def kernel(rows: Any, index: Any, out: Any) -> None:
-        def taken(at: jax.Array, here: Any) -> jax.Array:
-            none = jnp.zeros((columns,), jnp.float32)
-            row: jax.Array = lax.cond(at >= 0, lambda: rows[at, here].astype(jnp.float32), lambda: none)
-            return row
-
-        def total(row: jax.Array) -> None:
+        first = pl.program_id(0) * _ROWS
+        for row in (first + i for i in range(_ROWS)):
             for begin in range(0, width, columns):
-                here, sums = pl.ds(begin, columns), jnp.zeros((columns,), jnp.float32)
-                for k in range(index.shape[1]):
-                    sums = sums + taken(index[row, k], here)
-                out[row, here] = sums.astype(out.dtype)
+                pl.when(row < count)(partial(serve, rows, index, out, row, pl.ds(begin, columns)))
 
-        _each_row(index.shape[0], lambda row: pl.when(index[row, 0] > UNREAD)(partial(total, row)))
-
-    return _pallas.call(
+    made: jax.Array = _pallas.call(
         kernel,
         (rows, index),
-        result_like(rows, (index.shape[0], width)),
-        name="topoep_add",
-        programs=-(-index.shape[0] // _ROWS),
+        result_like(rows, (count, width)),
+        name=name,
+        programs=-(-count // _ROWS),
         interpret=interpret,
     )
-
-
-def _each_row(count: int, serve: Callable[[jax.Array], None]) -> None:
-    """Serves the rows of one program."""
-    first = pl.program_id(0) * _ROWS
-    for row in (first + i for i in range(_ROWS)):
-        pl.when(row < count)(partial(serve, row))
-
-
-def _columns(rows: jax.Array) -> int:
-    return math.gcd(rows.shape[1], _MOST_COLUMNS)
-
-
-def _kernel_fits(rows: jax.Array) -> bool:
-    return _columns(rows) >= _LEAST_COLUMNS
+    return made
 
 
 def _pick(rows: jax.Array, index: jax.Array) -> jax.Array:

@@ -179,10 +179,10 @@ def build_two_hop(
     travels = jnp.arange(tokens, dtype=jnp.int32)[None] < sends[:, None]
 
     gateway = _as_gateway(config, rails, layout, quota, filling, places, home, me, direct)
-    # A source's gateway in a domain is the source that it serves as one.
     # My slot at each gateway, and my place among the other domains of each source: both leave out the own domain.
     slot = jnp.where(domain[me] < others, domain[me], domain[me] - 1)
     held, begin = gateway.held, begin[:, 0]
+    # A source's gateway in a domain is the source that it serves as one.
     num_ranks, gates = len(domain), jnp.asarray(rails.served)[me]
     # Segments to and from gateways, all at once: tokens, and sums on the way home.
     tables = jnp.stack([assignments + begin, sends, slot * tokens, held, begin, assignments + slot * tokens], 1)

@@ -1,6 +1,5 @@
 """The experts that other ranks pull, apart from those that nobody does."""
 
-import math
 from typing import Any
 
 import jax
@@ -9,8 +8,6 @@ from jax.experimental import pallas as pl
 
 from topoep_jax import _pallas
 from topoep_jax._compat import platform_dependent, result_like
-
-_MOST_COLUMNS, _LEAST_COLUMNS = 4096, 16
 
 
 def pack(mains: jax.Array, pulled: jax.Array) -> jax.Array:
@@ -26,7 +23,7 @@ def pack(mains: jax.Array, pulled: jax.Array) -> jax.Array:
     Returns:
       [Em, D]; rows of experts that are not pulled hold anything.
     """
-    if math.gcd(mains.shape[1], _MOST_COLUMNS) < _LEAST_COLUMNS:
+    if not _pallas.pays(mains.shape[1]):
         return mains
     return platform_dependent(mains, pulled.astype(jnp.int32), cuda=copy_pulled, default=lambda mains, _: mains)
 
@@ -34,7 +31,7 @@ def pack(mains: jax.Array, pulled: jax.Array) -> jax.Array:
 def copy_pulled(mains: jax.Array, pulled: jax.Array, *, interpret: bool = False) -> jax.Array:
     """The kernel of `pack`, with pulled int32 [Em]: each program has some columns of one expert."""
     num_mains, size = mains.shape
-    columns = math.gcd(size, _MOST_COLUMNS)
+    columns = _pallas.columns(size)
     parts = size // columns
 
     def kernel(mains: Any, pulled: Any, out: Any) -> None:
